@@ -11,7 +11,7 @@ DIST_PIP = .venv-dist/bin/python -m pip --disable-pip-version-check
 LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve dist changelog release-notes images console example quick test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema modules models protos lock clean
+.PHONY: help install serve dist changelog release-notes images console example quick prometheus test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema modules models protos lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -99,9 +99,10 @@ example: .venv/installed-example ## search the standard library's docs through t
 # The hash seed fixes the order of sets in test names: all test processes must collect the same names. Passive
 # waiting keeps idle threads of one process from spinning on a core that another process needs. Bytecode is cached
 # even if the environment forbids it, because the tests start a hundred processes of the project. PyTorch's compiler
-# would start a process for each core. Files run in the order of tests/conftest.py, which begins with the slow ones.
+# would start a process for each core. Files run in the order of tests/conftest.py. Four processes also on two cores:
+# each waits much of its time for gateways that it started.
 TEST_ENV = PYTHONHASHSEED=0 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= TORCHINDUCTOR_COMPILE_THREADS=1
-PARALLEL = -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+PARALLEL = -n 4 --dist=loadfile --no-loadscope-reorder
 
 # Other folders of tests start gateways, Redis or models.
 quick: .venv/installed-dev ## run the tests that start no process and load no model; ROOM=lane runs those of one room
@@ -116,6 +117,10 @@ $(ISSUER)/node_modules: $(ISSUER)/package-lock.json
 
 test: .venv/installed-dev $(ISSUER)/node_modules ## run the tests
 	$(TEST_ENV) $(BIN)/python -m pytest $(PARALLEL)
+
+# No package index has a build of it. Elsewhere, its releases have both programs.
+prometheus: ## install Prometheus, which the tests of dashboards and alerts need, from the packages of Debian or Ubuntu
+	@command -v promtool >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install --yes -qq --no-install-recommends prometheus; } || echo "no Prometheus: the tests of dashboards and alerts are left out"
 
 test-real: .venv/installed-dev ## test the adapters against real Infinity and vLLM servers, installed from packages
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.real.servers infinity vllm

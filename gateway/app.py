@@ -21,6 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
 
 import msgspec
 
@@ -34,6 +35,7 @@ from gateway.api.dialects.registry import DIALECTS
 from gateway.api.operators import (
     additions,
     admin,
+    audit,
     fleet,
     jobs,
     keys,
@@ -65,19 +67,32 @@ from gateway.api.server.line_server import GatewayLineServer
 from gateway.api.server.middleware import CorsPolicy, Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
+from gateway.audit.trail import AuditTrail
 from gateway.batches.records import Job
 from gateway.batches.service import Batches, open_batches
 from gateway.cache.call_cache import ItemCache
 from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
 from gateway.config.boot import AppBoot
-from gateway.config.digests import section_digests
+from gateway.config.certificates import Certificates
+from gateway.config.digest import config_digest, section_digests
 from gateway.config.identity import new_identity
+from gateway.config.money import in_currency, token_price
 from gateway.config.notes import lasting_limits
-from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
+from gateway.config.schema import CacheSettings, Config, NotifySettings, host_and_port, is_loopback
 from gateway.declared.host import InstanceTable
 from gateway.dispatch import Dispatcher
-from gateway.events import BatchChanged, GatewayDrained, Observe, Observers, ReplicaChanged, SpaceChecked
+from gateway.events import (
+    AttemptFinished,
+    BatchChanged,
+    CallFinished,
+    GatewayDrained,
+    Observe,
+    Observers,
+    ReplicaChanged,
+    ReplicaSlow,
+    SpaceChecked,
+)
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.store import FleetStore
 from gateway.media.fetch import Fetcher
@@ -87,10 +102,13 @@ from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.routing.discovery import Resolver, resolve
 from gateway.routing.routes import Routes
+from gateway.routing.slowness import SlowWatch
 from gateway.serve import Gateway, Serving
+from gateway.store.memory_use import StoreMemory
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
-from gateway.telemetry.call_metrics import BudgetShare, StoredCounts
+from gateway.telemetry.call_metrics import BatchCounts, BudgetShare, StoredCounts
+from gateway.telemetry.config_metrics import Configured
 from gateway.telemetry.history import History
 from gateway.telemetry.metrics import Metrics, measure_lag
 from gateway.telemetry.totals import Totals
@@ -113,8 +131,9 @@ from gateway.upstreams.upstreams import Upstreams, log_failure
 from gateway.vector_spaces.store import FingerprintStore, ModelSpaceStore
 
 if TYPE_CHECKING:
-    # Loaded only where gRPC is served, and OpenTelemetry only where calls are traced.
+    # Loaded only where gRPC is served, and OpenTelemetry only where a collector is configured.
     from gateway.api.grpc.server import GrpcServer
+    from gateway.telemetry.otlp_metrics import CollectorMetrics
     from gateway.telemetry.tracing import CallTraces
 
 # Serves a new configuration, whose engines are given by upstream, with the names of its added models. The
@@ -122,12 +141,15 @@ if TYPE_CHECKING:
 Follow = Callable[..., "asyncio.Task[None]"]
 
 FINGERPRINTS_TIMEOUT_S = 1.0
+# Replicas that stay slow are logged without a webhook too.
+SLOW = NotifySettings(url="", secret="")
+SLOWNESS_EVERY_S = 1.0
 # No caller waits for keys and tenants: an operator does, who must not repeat a change on a busy machine.
 TENANTS_TIMEOUT_S = 2.0
 logger = logging.getLogger("gateway")
 
-# A stopping worker waits this long for its last spans to be sent.
-LAST_SPANS_S = 2.5
+# A stopping worker waits this long for its last spans and metrics to be sent.
+LAST_EXPORT_S = 2.5
 
 OPERATOR_MODULES = (
     probes,
@@ -140,6 +162,7 @@ OPERATOR_MODULES = (
     replicas,
     jobs,
     own_usage,
+    audit,
     ui,
     sign_in,
     fleet,
@@ -202,22 +225,25 @@ class Application(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Clients of the shared state. fingerprints: None if the configuration has no Redis.
+    """Clients of the shared state, and the audit trail. fingerprints: None if the configuration has no Redis.
 
     tenants: in Redis, or in a file; None where there is neither. cache: of vectors, None if the configuration
-    has none. model_spaces, fleet: use the client of `fingerprints`.
+    has none. model_spaces, memory, fleet: use the client of `fingerprints`.
     """
 
     ledger: Ledger
+    audit: AuditTrail
     tenants: TenantStore | FileTenantStore | None = None
     fingerprints: FingerprintStore | None = None
     cache: ItemCache | None = None
     model_spaces: ModelSpaceStore | None = None
+    memory: StoreMemory | None = None
     fleet: FleetStore | None = None
 
     async def aclose(self) -> None:
         """Close the connections, but not those of `tenants`, which are closed by the task that uses them."""
         await self.ledger.aclose()
+        await self.audit.aclose()
         if self.fingerprints is not None:
             await self.fingerprints.aclose()
         if self.cache is not None:
@@ -238,7 +264,7 @@ class WorkerReload:
     admin: Admin
     metrics: Metrics
     history: History
-    in_flight: InFlight
+    sources: Callable[[], Sources]
     groups: Groups
 
     def follow(
@@ -265,9 +291,7 @@ class WorkerReload:
         self.admin.apply(config)
         for running in retired:
             self.history.changes.forget(running.upstream.name)
-        self.metrics.watch(
-            sources_of(self.api.gateway, self.in_flight, self.admin.ledger, self.admin.stored_state)
-        )
+        self.metrics.watch(self.sources())
         return self.upstreams.retire(retired)
 
 
@@ -277,8 +301,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     observe = Observers()
     stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
     upstreams, groups = _create_upstreams(boot, outside, stores, observe)
-    is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
-    metrics, history = Metrics(is_open=is_local, worker=boot.worker), History(boot.worker)
+    traces, collected = _create_exports(boot, outside, observe)
+    metrics, history = _metrics(boot, has_traces=traces is not None), History(boot.worker)
     _connect(observe, outside, metrics, history, stores.cache, groups)
 
     table = InstanceTable()
@@ -294,18 +318,13 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     jobs = open_batches(boot, lambda job: observe(_change_of(job)))
     batches = BatchesApi(authenticator, jobs)
     api = InferenceApi(
-        gateway,
-        authenticator,
-        batches,
-        table,
-        config.limits.inputs,
-        Fetcher(config.media.fetch) if config.media.fetch else None,
+        gateway, authenticator, batches, table, config.limits, _fetcher(config), config.end_users
     )
-    traces = outside.traces or _traces(config)
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
     admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
-    metrics.watch(sources_of(gateway, in_flight, stores.ledger, admin.stored_state))
+    sources = partial(sources_of, gateway, in_flight, stores, admin.stored_state, Certificates())
+    metrics.watch(sources())
     watched = StatusSource(
         gateway, in_flight, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
     )
@@ -331,6 +350,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         host=HostApi(outside.manager),
         sign_ins=SignIns(sign_on),
         batches=batches,
+        audit=stores.audit,
     )
     parts = ServerParts(
         routes=ROUTES,
@@ -355,15 +375,19 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         *_batch_tasks(jobs, lines, metrics),
         sign_on.run(),
         groups.maintain(),
+        watch_slow_replicas(gateway, config.notify or SLOW, observe),
+        *([] if collected is None else [collected.run()]),
         # One worker of a gateway speaks for it.
         *([] if boot.worker else [fleet_api.fleet.run()]),
     ]
     return Application(
         asgi=Middleware(_litestar(), parts),
-        lifespan=partial(_run, upstreams, stores, gateway.copies, tasks, traces),
+        lifespan=partial(
+            _run, upstreams, stores, gateway.copies, tasks, partial(_send_last, traces, collected)
+        ),
         in_flight=in_flight,
         gateway=gateway,
-        follow=WorkerReload(upstreams, api, admin, metrics, history, in_flight, groups).follow,
+        follow=WorkerReload(upstreams, api, admin, metrics, history, sources, groups).follow,
         observe=observe,
         instances=table,
         sign_on=sign_on,
@@ -402,6 +426,15 @@ def _create_upstreams(
     upstreams.apply(boot.config.upstreams, boot.engines)
     groups.apply(boot.config.models, upstreams.by_name)
     return upstreams, groups
+
+
+def _fetcher(config: Config) -> Fetcher | None:
+    return None if config.media.fetch is None else Fetcher(config.media.fetch)
+
+
+def _metrics(boot: AppBoot, *, has_traces: bool) -> Metrics:
+    listen = boot.config.admin.listen or boot.config.listen
+    return Metrics(is_open=is_loopback(host_and_port(listen)[0]), worker=boot.worker, links_traces=has_traces)
 
 
 def _connect(
@@ -466,7 +499,11 @@ def serving_of(
 
 
 def sources_of(
-    gateway: Gateway, in_flight: InFlight, ledger: Ledger, stored: Callable[[], StoredState]
+    gateway: Gateway,
+    in_flight: InFlight,
+    stores: Stores,
+    stored: Callable[[], StoredState],
+    certificates: Certificates,
 ) -> Sources:
     """Return the values that metrics read at each scrape."""
     upstreams, cache = gateway.upstreams, gateway.cache
@@ -477,8 +514,11 @@ def sources_of(
 
     def replicas() -> Iterator[ReplicaLoad]:
         for name, upstream in upstreams.items():
+            slowness = upstream.pool.slowness()
             for replica in upstream.pool.replicas:
-                yield ReplicaLoad(name, replica.name, replica.batches, replica.slots)
+                yield ReplicaLoad(
+                    name, replica.name, replica.batches, replica.slots, slowness.get(replica, 1.0)
+                )
 
     engines: defaultdict[str, list[TorchBackend]] = defaultdict(list)
     for name, upstream in upstreams.items():
@@ -491,12 +531,24 @@ def sources_of(
         lambda: (in_flight.calls, in_flight.bytes),
         {name: partial(_joined_stats, backends) for name, backends in engines.items()},
         lambda: (cache.store.size_bytes, cache.store.evictions) if cache else (0, 0),
-        partial(_spent_shares, gateway.keyring, ledger),
+        partial(_spent_shares, gateway.keyring, stores.ledger),
         frozenset(
             (model, name) for model, group in gateway.serving.groups.items() for name in group.judge.judged
         ),
         stored_counts,
+        configured_facts(gateway.serving.config, certificates),
+        lambda: (0, 0) if stores.memory is None else stores.memory.use,
     )
+
+
+def configured_facts(config: Config, certificates: Certificates) -> Configured:
+    """Return the facts of a configuration that metrics show."""
+    prices = {
+        name: in_currency(token_price(model.price_per_million_tokens))
+        for name, model in config.models.items()
+        if model.price_per_million_tokens
+    }
+    return Configured(config_digest(config), config.currency or "", prices, certificates.ends(config))
 
 
 def _spent_shares(keyring: Keyring, ledger: Ledger) -> Iterator[BudgetShare]:
@@ -575,23 +627,31 @@ def _store_problem(config: Config, ledger: Ledger, follower: KeyFollower | None,
 def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None, observe: Observe) -> Stores:
     """Return the clients that the configuration asks for. ledger: used in place of its own."""
     quotas = config.quotas
+    folder = None if tenants_file is None else Path(tenants_file).parent
     cache = None if config.cache is None else _open_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
-        tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file))
-        return Stores(ledger or _open_memory_ledger(config, tenants_file, observe), tenants, cache=cache)
+        tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file), config.audit, observe)
+        trail = AuditTrail(None, folder, config.audit, observe)
+        return Stores(
+            ledger or _open_memory_ledger(config, tenants_file, observe), trail, tenants, cache=cache
+        )
     timeout_s = quotas.timeout_ms / 1000
+    operators_s = max(TENANTS_TIMEOUT_S, timeout_s)
+    trail = AuditTrail(RedisClient(quotas.store, operators_s), folder, config.audit, observe)
     if ledger is None:
         rules = OutagePolicy(quotas.when_unavailable, quotas.gateways)
         ledger = RedisLedger(RedisClient(quotas.store, timeout_s), rules, secrets.token_hex(8), observe)
     # No caller waits for a fingerprint: there is time to connect.
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
-    stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)))
+    stored = TenantStore(RedisClient(quotas.store, operators_s), config.audit, observe)
     return Stores(
         ledger,
+        trail,
         stored,
         FingerprintStore(fingerprints),
         cache,
         ModelSpaceStore(fingerprints),
+        StoreMemory(fingerprints),
         FleetStore(fingerprints),
     )
 
@@ -625,11 +685,27 @@ def _background_tasks(
     tasks += history.tasks(lambda: Totals(metrics.collected()))
     if stores.cache is not None:
         tasks.append(stores.cache.store.maintain())
+    if stores.memory is not None:
+        tasks.append(stores.memory.follow())
     if boot.worker is not None:
         tasks.append(metrics.refresh_forever())
     if follower is not None:
         tasks.append(follower.run())
     return tasks
+
+
+async def watch_slow_replicas(gateway: Gateway, settings: NotifySettings, observe: Observe) -> None:
+    """Report replicas that stay slower than their peers, until cancelled."""
+    watch = SlowWatch(settings.slow_factor, settings.slow_for_s)
+    while True:
+        slowness = {
+            (name, replica.name): times
+            for name, upstream in gateway.upstreams.items()
+            for replica, times in upstream.pool.slowness().items()
+        }
+        for upstream, replica in watch.look(slowness, time.monotonic()):
+            observe(ReplicaSlow(upstream, replica, slowness[upstream, replica], settings.slow_for_s))
+        await asyncio.sleep(SLOWNESS_EVERY_S)
 
 
 def _change_of(job: Job) -> BatchChanged:
@@ -642,7 +718,7 @@ def _batch_tasks(
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:
         return []
-    metrics.watch_batches(lambda: batches.state)
+    metrics.watch_batches(lambda: BatchCounts(*batches.state))
     return [batches.run(lines)]
 
 
@@ -660,9 +736,12 @@ async def _run(
     stores: Stores,
     copies: Copies,
     coroutines: Sequence[Coroutine[Any, Any, None]],
-    traces: "CallTraces | None",
+    send_last: Callable[[], Coroutine[Any, Any, None]],
 ) -> AsyncIterator[None]:
-    """Run the upstreams and the background tasks; close every connection at the end."""
+    """Run the upstreams and the background tasks; close every connection at the end.
+
+    send_last: sends what a collector lacks.
+    """
     upstreams.start()
     tasks = start_tasks(coroutines)
     try:
@@ -674,20 +753,40 @@ async def _run(
         await copies.aclose()
         await stores.aclose()
         await upstreams.aclose()
-        if traces is not None:
-            await _send_last_spans(traces)
+        await send_last()
 
 
-def _traces(config: Config) -> "CallTraces | None":
-    if config.tracing is None:
-        return None
-    from gateway.telemetry.tracing import create_exporting_traces
+def _create_exports(
+    boot: AppBoot, outside: Collaborators, observers: Observers
+) -> "tuple[CallTraces | None, CollectorMetrics | None]":
+    """Return what is sent to collectors: spans and metrics, each None if the configuration has none."""
+    config, traces, collected = boot.config, outside.traces, None
+    # Workers and starts differ in it, so that a collector adds their counts up.
+    instance = str(uuid4())
+    if traces is None and config.tracing is not None:
+        from gateway.telemetry.tracing import create_exporting_traces
 
-    return create_exporting_traces(config.tracing)
+        traces = create_exporting_traces(config.tracing, instance)
+    if config.metrics is not None:
+        from gateway.telemetry.otlp_metrics import create_collector_metrics
+
+        scheme = "http" if config.tls is None else "https"
+        collected = create_collector_metrics(config.metrics, boot.metric_names, scheme, instance)
+        observers.add(collected.observe_attempt, AttemptFinished)
+        observers.add(collected.observe_call, CallFinished)
+    return traces, collected
 
 
-async def _send_last_spans(traces: "CallTraces") -> None:
-    """Send the last spans within the time that a stopping process has; a dead collector does not delay it."""
-    sending = Thread(target=traces.close, daemon=True)
-    sending.start()
-    await asyncio.to_thread(sending.join, LAST_SPANS_S)
+async def _send_last(traces: "CallTraces | None", collected: "CollectorMetrics | None") -> None:
+    """Send the last spans and metrics within the time that a stopping process has.
+
+    A dead collector does not delay it.
+    """
+    sending = [] if collected is None else [collected.begin_close()]
+    if traces is not None:
+        closing = Thread(target=traces.close, daemon=True)
+        closing.start()
+        sending.append(closing)
+    deadline_s = time.monotonic() + LAST_EXPORT_S
+    for thread in sending:
+        await asyncio.to_thread(thread.join, max(0.0, deadline_s - time.monotonic()))

@@ -22,8 +22,9 @@ class CallFinished(msgspec.Struct, frozen=True):
     per stage, as in `server-timing`. trace_id: 32 hex digits, None where calls are not traced. key_id: id
     of the API key, None if none was accepted. address: of the client. path: as sent, cut and escaped,
     only if no handler serves it. reason: class of the cause of a refusal, None if its kind has only one.
-    is_bulk: it yielded to interactive calls. replicas, attempts, upstream_status, upstream_words: as in
-    `AttemptRecord`.
+    is_bulk: it yielded to interactive calls. is_recorded: its trace has spans. replicas, attempts,
+    upstream_status, upstream_words: as in `AttemptRecord`. end_user: for whom it was sent, by digest unless
+    `end_users.log` is plain.
     """
 
     request_id: str
@@ -44,21 +45,35 @@ class CallFinished(msgspec.Struct, frozen=True):
     path: str | None = None
     reason: str | None = None
     is_bulk: bool = False
+    is_recorded: bool = False
     replicas: tuple[str, ...] = ()
     attempts: int = 0
     upstream_status: str | None = None
     upstream_words: str | None = None
+    end_user: str | None = None
+
+
+class UpstreamServer(msgspec.Struct, frozen=True):
+    """Server of a replica, as OpenTelemetry names it.
+
+    provider: a value of `gen_ai.provider.name`. address: a host, or the path of a socket, which has no port.
+    """
+
+    provider: str
+    address: str
+    port: int | None = None
 
 
 class AttemptStarted(msgspec.Struct, frozen=True):
     """One batch was sent to one replica; emitted only if a call in it is traced.
 
-    model: name of the model at the replica. calls: number of calls in the batch. tries_before: attempts that
-    its first slice has behind it.
+    server: of the replica, None if it is not known. model: name of the model at the replica. calls: number of
+    calls in the batch. tries_before: attempts that its first slice has behind it.
     """
 
     upstream: str
     replica: str
+    server: UpstreamServer | None
     model: str
     operation: str
     inputs: int
@@ -70,7 +85,10 @@ class AttemptStarted(msgspec.Struct, frozen=True):
 class AttemptFinished(msgspec.Struct, frozen=True):
     """One attempt of a batch at one replica ended; outcome is "ok" or a BackendError's kind.
 
-    calls: number of calls in the batch. hedge: it was a second attempt for a batch that was late.
+    calls: number of calls in the batch. hedge: it was a second attempt for a batch that was late. server,
+    model: as in `AttemptStarted`. tokens: of all inputs, 0 if the work is free or failed. status: HTTP status
+    or gRPC code of an answer that was no success. trace_id: of the first of its calls whose trace is
+    recorded, None if there is none.
     """
 
     upstream: str
@@ -80,6 +98,12 @@ class AttemptFinished(msgspec.Struct, frozen=True):
     inputs: int = 0
     calls: int = 1
     hedge: bool = False
+    server: UpstreamServer | None = None
+    model: str = ""
+    operation: str = ""
+    tokens: int = 0
+    status: str | None = None
+    trace_id: str | None = None
 
 
 # As of `State`, and drained: it could work, and an operator keeps work away from it.
@@ -93,6 +117,18 @@ class ReplicaChanged(msgspec.Struct, frozen=True):
     replica: str
     state: ReplicaState
     reason: str = ""
+
+
+class ReplicaSlow(msgspec.Struct, frozen=True):
+    """A replica has been slower than its peers for a while; emitted once, until it is not any more.
+
+    slowness: times that its batches take as long as alike ones at the fastest replica. for_s: how long.
+    """
+
+    upstream: str
+    replica: str
+    slowness: float
+    for_s: float
 
 
 class ConnectionFaulted(msgspec.Struct, frozen=True):
@@ -255,6 +291,24 @@ class StoreLost(msgspec.Struct, frozen=True):
     is_repeated: bool = False
 
 
+class AuditRecorded(msgspec.Struct, frozen=True):
+    """An operator has changed something; the fields are those of `AuditRecord`.
+
+    record: its id. at: its time. changes: each with `field`, `was` and `is`.
+    """
+
+    record: str
+    at: str
+    actor: str
+    actor_kind: str
+    address: str
+    action: str
+    object: str
+    changes: tuple[Any, ...]
+    request_id: str
+    gateway: str
+
+
 def tenants_and_keys(tenants: int, keys: int) -> str:
     """Return both numbers in words, as in `1 tenant and 3 keys`."""
     return f"{tenants} tenant{'s' * (tenants != 1)} and {keys} key{'s' * (keys != 1)}"
@@ -334,10 +388,12 @@ class ModelStateReported(msgspec.Struct, frozen=True):
 Event: TypeAlias = (
     StoreChanged
     | StoreLost
+    | AuditRecorded
     | BudgetAlert
     | CallFinished
     | AttemptFinished
     | ReplicaChanged
+    | ReplicaSlow
     | ConnectionFaulted
     | DescriptionRejected
     | QuotaDecided

@@ -163,12 +163,11 @@ class Jobs:
     async def get(self, tenant: str | None, id_: str, owner: Owner | None = None) -> JobState:
         """Return the state of a job. tenant: None for any. Raises: NotFound."""
         row = await self.store.get(id_)
-        if row is None or row.kind != "batch" or tenant not in {None, row.tenant}:
-            raise NotFound(f"there is no batch {id_!r}", param="batch_id")
-        job = job_of(row)
-        if owner is not None and not owner.owns(job):
-            raise NotFound(f"there is no batch {id_!r}", param="batch_id")
-        return await self._state_of(job)
+        if row is not None and row.kind == "batch" and tenant in {None, row.tenant}:
+            job = job_of(row)
+            if owner is None or owner.owns(job):
+                return await self._state_of(job)
+        raise NotFound(f"there is no batch {id_!r}", param="batch_id")
 
     async def list(self, page: Page, owner: Owner | None = None) -> tuple[list[JobState], bool]:
         """Return jobs, newest first, and whether there are more."""
@@ -264,8 +263,7 @@ class Jobs:
 
     async def fail(self, job: Job) -> None:
         """End a job whose validation fails for an unexpected reason, or whose plan is lost."""
-        plan = await self.plan_of(job.id)
-        await self._follow(job, plan or Plan(self.now_s(), problems=(UNREADABLE,)))
+        await self._follow(job, Plan(self.now_s(), problems=(UNREADABLE,)))
 
     async def _follow(self, job: Job, plan: Plan) -> None:
         """Create a plan, unless there is one, and follow it."""

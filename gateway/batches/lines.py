@@ -131,7 +131,8 @@ class LineChecker:
             if self.is_hopeless:
                 return
             self._take(line, 1)
-        self._rest = rest if len(rest) <= self._rules.line_bytes else rest[:LONGEST_MARK]
+        is_long = self._dropped or len(rest) > self._rules.line_bytes
+        self._rest = rest[:LONGEST_MARK] if is_long else rest
         self._dropped += len(rest) - len(self._rest)
 
     def finish(self, now_s: float) -> Plan:
@@ -310,28 +311,24 @@ class LineResult(msgspec.Struct, frozen=True):
 
 
 class LineReply(msgspec.Struct, frozen=True):
-    """Reply to a line that was run. status: HTTP's. body: JSON. tokens: as they were settled."""
+    """Reply to a line that was run. status: HTTP's. body: JSON. tokens: as they were settled.
+
+    ignored_fields: of the line, as in the header of a reply.
+    """
 
     status: int
     body: bytes
     request_id: str
     tokens: int = 0
     cached_tokens: int = 0
-
-
-class LineRequest(msgspec.Struct, frozen=True):
-    """A line to run. id: the same for the same try after a kill."""
-
-    id: str
-    job: Job
-    body: msgspec.Raw
+    ignored_fields: str = ""
 
 
 class LineServer(Protocol):
     """Runs lines as calls of class bulk, with the permissions and limits that their key has now."""
 
-    async def serve(self, request: LineRequest) -> LineReply:
-        """Return the reply to a line, also one that reports an error.
+    async def serve(self, job: Job, id_: str, body: bytes) -> LineReply:
+        """Return the reply to a line, also one that reports an error. id_: the same for a try after a kill.
 
         Raises: GatewayError if another try might succeed.
         """
@@ -349,10 +346,11 @@ class LineServer(Protocol):
         """Return whether the process is about to stop."""
 
 
-class _Response(msgspec.Struct):
+class _Response(msgspec.Struct, omit_defaults=True):
     status_code: int
     request_id: str
     body: msgspec.Raw
+    ignored_fields: str = ""
 
 
 class _Error(msgspec.Struct):
@@ -376,7 +374,7 @@ _encode = msgspec.json.Encoder().encode
 def result_of(custom_id: str, reply: LineReply) -> LineResult:
     """Return the result of a line that got a reply."""
     part: Part = "out" if reply.status == 200 else "err"
-    response = _Response(reply.status, reply.request_id, msgspec.Raw(reply.body))
+    response = _Response(reply.status, reply.request_id, msgspec.Raw(reply.body), reply.ignored_fields)
     return LineResult(part, _text(custom_id, response, None), reply.tokens, reply.cached_tokens)
 
 

@@ -31,7 +31,6 @@ from gateway.batches.lines import (
     CANCELLED,
     EXPIRED,
     FAILED,
-    LineRequest,
     LineResult,
     LineRules,
     LineServer,
@@ -547,7 +546,7 @@ class ChunkRun:
         """Return the result of a line, None if another try might have a better one."""
         job = self._job
         try:
-            reply = await self._runner.server.serve(LineRequest(id_, job, line.body))
+            reply = await self._runner.server.serve(job, id_, bytes(line.body))
             self._running.resume()
         except QuotaExceeded as error:
             await self._running.block(error.message, float(error.retry_after_s or 1))

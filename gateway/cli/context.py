@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from gateway.audit.records import Actor, command_actor
 from gateway.cli.operator_options import add_config_option
 from gateway.cli.output import show_line, show_problems
 from gateway.config.load import load_config, parse_config
@@ -47,7 +48,7 @@ class Context(msgspec.Struct, frozen=True):
 
     redis: None if there is none. store: of tenants and keys; None if they are only in router.yaml. file: of
     the store if it is no Redis. folder: where a gateway without Redis would keep the file, if it is known.
-    state: folder of a gateway with Redis on this host, if it is known.
+    state: folder of a gateway with Redis on this host, if it is known. by: the user who runs the command.
     """
 
     options: argparse.Namespace
@@ -57,6 +58,7 @@ class Context(msgspec.Struct, frozen=True):
     file: Path | None = None
     folder: Path | None = None
     state: Path | None = None
+    by: Actor = msgspec.field(default_factory=command_actor)
 
     @property
     def no_store(self) -> str:
@@ -126,10 +128,10 @@ async def _run(
     folder = state_folder(config.state_dir, environment)
     if config.quotas.store == MEMORY:
         file = _tenants_file(folder)
-        store = None if file is None else FileTenantStore(file)
+        store = None if file is None else FileTenantStore(file, config.audit)
         return await action(Context(options, config, None, store, file, folder))
     redis = RedisClient(config.quotas.store, TIMEOUT_S)
-    shared = TenantStore(redis)
+    shared = TenantStore(redis, config.audit)
     try:
         return await action(Context(options, config, redis, shared, state=folder))
     finally:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from gateway.cli.gateway_client import TIMEOUT_S, GatewayClient, GatewayUnavailable, RequestRefused
@@ -24,19 +25,19 @@ def add_config_option(
 
 def add_operator_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser of a command that has `--config` too."""
-    _add_address(parser, "`admin.listen` or `listen`", "a key that has the scope admin")
+    add_address_options(parser, "`admin.listen` or `listen`", "a key that has the scope admin")
 
 
 def add_key_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the options of a command that sends requests as a caller, and return the parser."""
     add_config_option(parser, "the configuration, for the gateway's address")
-    _add_address(parser, "`listen`", "an API key")
+    add_address_options(parser, "`listen`", "an API key")
     return parser
 
 
-def _add_address(parser: argparse.ArgumentParser, setting: str, key: str) -> None:
+def add_address_options(parser: argparse.ArgumentParser, setting: str, key: str) -> None:
     """Add the options that find a gateway. setting: with its address. key: that the file has."""
-    text = f"URL of the gateway (default: {setting} of the configuration)"
+    text = f"URL of the gateway (default: GATEWAY_URL, or {setting} of the configuration)"
     parser.add_argument("--url", help=text)
     text = f"file with {key} (default: GATEWAY_API_KEY)"
     parser.add_argument("--key-file", type=Path, metavar="FILE", help=text)
@@ -45,17 +46,17 @@ def _add_address(parser: argparse.ArgumentParser, setting: str, key: str) -> Non
 
 
 def caller_url(url: str | None, config: Path, environment: Mapping[str, str]) -> str:
-    """Return the URL of the callers' API, from the config if none is given.
+    """Return the URL of the callers' API, of the environment or the config if none is given.
 
     Raises: ConfigError, RequestRefused.
     """
-    return url or _address(config, environment, for_operators=False)
+    return url or environment.get("GATEWAY_URL") or _address(config, environment, for_operators=False)
 
 
 def gateway_url(options: argparse.Namespace, environment: Mapping[str, str]) -> str:
     """Return the URL of the admin API. Raises: ConfigError, RequestRefused."""
-    url: str = options.url or _address(options.config, environment, for_operators=True)
-    return url
+    url: str = options.url or environment.get("GATEWAY_URL") or ""
+    return url or _address(options.config, environment, for_operators=True)
 
 
 def _address(path: Path, environment: Mapping[str, str], *, for_operators: bool) -> str:
@@ -84,7 +85,9 @@ def ask_gateway(
     """Run an action with a client of the admin API and its URL; return 1 and print why if it fails."""
     try:
         url = gateway_url(options, environment)
-        run(GatewayClient(url, operator_key(options.key_file, environment), options.ca, timeout_s), url)
+        key = operator_key(options.key_file, environment)
+        with closing(GatewayClient(url, key, options.ca, timeout_s)) as client:
+            run(client, url)
     except ConfigError as error:
         show_problems(options.config, error)
         return 1

@@ -25,7 +25,7 @@ from gateway.cli.first_key import (
 from gateway.cli.named_models import UnusableModel, add_server_key_option, config_of, server_key
 from gateway.cli.operator_options import add_config_option
 from gateway.cli.output import CleanConsole, count_of, show_line, show_problems, write_document
-from gateway.config.boot import AppBoot
+from gateway.config.boot import AppBoot, MetricNames
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config, Logs
@@ -41,6 +41,12 @@ from gateway.tenants.file_store import FileTenantStore
 
 logger = logging.getLogger("gateway")
 
+SEMCONV_VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"
+METRIC_NAMES: dict[str, MetricNames] = {
+    "gen_ai_latest_experimental": "latest",
+    "gen_ai/v1.41": "v1.41",
+    "gen_ai/dup": "both",
+}
 # Where a gateway without a file listens.
 HOST, PORT = "127.0.0.1", 8080
 
@@ -175,6 +181,7 @@ async def _run(config: Config, source: ConfigSource, key: FirstKey | None, sourc
 
     boot = AppBoot(
         config,
+        metric_names=metric_names(source.environment),
         first_key_digest=key.digest if key else None,
         first_key_waits=key is not None and key.waits,
         first_key_is_kept=key is not None and key.is_kept,
@@ -184,6 +191,21 @@ async def _run(config: Config, source: ConfigSource, key: FirstKey | None, sourc
     show_progress("starting")
     async with _creating_missing_key(config, key, sources):
         await Supervisor(boot, source, show_progress, on_ready).run()
+
+
+def metric_names(environment: Mapping[str, str]) -> MetricNames:
+    """Return which names of GenAI metrics the environment asks for; an unknown request is logged.
+
+    The variable is OpenTelemetry's own list for the transition between conventions of any category.
+    """
+    found: MetricNames = "latest"
+    for entry in map(str.strip, environment.get(SEMCONV_VARIABLE, "").split(",")):
+        if entry in METRIC_NAMES:
+            found = METRIC_NAMES[entry]
+        elif entry.startswith("gen_ai"):
+            known = ", ".join(METRIC_NAMES)
+            logger.warning("%s has %r, which is none of: %s", SEMCONV_VARIABLE, entry, known)
+    return found
 
 
 @asynccontextmanager

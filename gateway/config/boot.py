@@ -1,11 +1,15 @@
 """Settings that the application of one worker is built from, and its share of the gateway's bounds. Pure."""
 
 from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from gateway.config.identity import Identity
 from gateway.config.schema import CacheSettings, Config, UpstreamSettings
+
+# Names of the GenAI metrics of embeddings: of OpenTelemetry's last conventions, of v1.41.0, or of both.
+MetricNames: TypeAlias = Literal["latest", "v1.41", "both"]
 
 
 class AppBoot(msgspec.Struct, frozen=True):
@@ -18,8 +22,8 @@ class AppBoot(msgspec.Struct, frozen=True):
     that are not in the file. admin_port, manager_port: ports of these listeners, if they exist. worker: index
     of this worker; None if there is only one. tenants_file: of tenants and keys where there is no Redis, None
     if no folder for it is known. jobs_file: of the table of batches where there is no Redis; None puts it
-    into `batches.dir`. identity: of the gateway, the same for all its workers; None makes one.
-    configuration: digests of the sections, None computes them from `config`.
+    into `batches.dir`. metric_names: of metrics for a collector. identity: of the gateway, the same for all
+    its workers; None makes one. configuration: digests of the sections, None computes them from `config`.
     """
 
     config: Config
@@ -33,6 +37,7 @@ class AppBoot(msgspec.Struct, frozen=True):
     worker: int | None = None
     tenants_file: str | None = None
     jobs_file: str | None = None
+    metric_names: MetricNames = "latest"
     identity: Identity | None = None
     configuration: Mapping[str, str] | None = None
 

@@ -21,9 +21,11 @@ LIVE = (
     "tenants",
     "sign_on",
     "currency",
+    "end_users",
     "admin.keys",
     "admin.files",
     "limits.inputs",
+    "limits.unknown_fields",
 )
 
 How = Literal["added", "removed", "changed"]
@@ -32,11 +34,16 @@ LabelledKey = tuple[str, str | Key]
 
 
 class ConfigChange(msgspec.Struct, frozen=True):
-    """One difference, by its path in the file. detail: old → new value, where neither can be a secret."""
+    """One difference, by its path in the file. detail: old → new value, where neither can be a secret.
+
+    was, now: the values then.
+    """
 
     path: str
     how: How
     detail: str = ""
+    was: int | float | None = None
+    now: int | float | None = None
 
     def __str__(self) -> str:
         """Format the change as one log line."""
@@ -88,12 +95,13 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[ConfigChange]:
     if path.endswith(".keys"):
         yield from _compare_keys(_by_digest(old), _by_digest(new), path)
     elif isinstance(old, Section) and type(old) is type(new):
-        for name in old.__struct_fields__:
-            yield from _differences(getattr(old, name), getattr(new, name), join_path(path, name))
+        for name, written in zip(old.__struct_fields__, old.__struct_encode_fields__, strict=True):
+            yield from _differences(getattr(old, name), getattr(new, name), join_path(path, written))
     elif isinstance(old, Mapping) and isinstance(new, Mapping):
         yield from _compare_entries(old, new, path)
     else:
-        yield ConfigChange(path, "changed", _detail(old, new))
+        detail = _detail(old, new)
+        yield ConfigChange(path, "changed", detail, *((old, new) if detail else ()))
 
 
 def _compare_entries(old: Mapping[str, Any], new: Mapping[str, Any], path: str) -> Iterator[ConfigChange]:

@@ -31,6 +31,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "grpc": ("grpc", "grpc_health", "grpc_reflection"),
     "oidc": ("jwt", "cryptography"),
 }
+NO_EXPORTER = "needs the extra `otlp`: .venv/bin/pip install -r requirements/otlp.txt"
 
 _Tls = TypeVar("_Tls", ListenerTls, UpstreamTls)
 _WithCa = TypeVar("_WithCa", FetchSettings, IssuerSettings)
@@ -107,7 +108,8 @@ def file_problems(config: Config, extras: Mapping[str, tuple[str, ...]] = EXTRAS
     for name, issuer in config.sign_on.items():
         yield from _pem_problems(None, None, issuer.ca, f"sign_on.{name}")
     for section, extra, message in (
-        ("tracing", "otlp", "needs the extra `otlp`: .venv/bin/pip install -r requirements/otlp.txt"),
+        ("tracing", "otlp", NO_EXPORTER),
+        ("metrics", "otlp", NO_EXPORTER),
         ("grpc", "grpc", missing_extra("grpc")),
         ("sign_on", "oidc", missing_extra("oidc")),
     ):

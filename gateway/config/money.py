@@ -44,6 +44,11 @@ def money_text(nano_units: int, currency: str) -> str:
     return f"{whole}.{f'{rest:09}'.rstrip('0'):0<2} {currency}".rstrip()
 
 
+def rounded_money(nano_units: int) -> str:
+    """Format an amount for a table: rounded to six decimal places, of which at least two are shown."""
+    return money_text(round(nano_units, -3), "")
+
+
 def _exact(amount: float, scale: int, places: str) -> int:
     # The shortest text of a float is the decimal that was written.
     units = Decimal(repr(amount)) * scale

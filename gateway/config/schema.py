@@ -6,7 +6,7 @@ component receives its section whole, at the start and again with each reload.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal
@@ -67,7 +67,7 @@ OPERATION_SEGMENTS = frozenset(
     }
 )
 
-Scope = Literal["embed", "rerank", "tokenize", "metrics", "admin"]
+Scope = Literal["embed", "rerank", "classify", "tokenize", "metrics", "admin:read", "admin"]
 Policy = Literal["round_robin", "least_tokens", "two_choices"]
 # Roles of inputs, and the type of those whose role is not known.
 InputRole = Literal[
@@ -382,10 +382,19 @@ class TenantConfig(Section, frozen=True):
     models: tuple[str, ...] | None = None
     limits: dict[str, LimitAmount] = {}
     model_limits: dict[str, dict[str, LimitAmount]] = {}
+    end_user_limits: dict[str, LimitAmount] = {}
     weight: PositiveInt = 1
     priority: Literal["interactive", "bulk"] = "interactive"
     queue_tokens: PositiveInt | None = None
     join: bool = True
+
+
+class EndUsersSettings(Section, frozen=True, rename={"sources": "from"}):
+    """Names of end users in requests. Absent, none is read."""
+
+    sources: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    most: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
+    log: Literal["digest", "plain"] = "digest"
 
 
 class Limits(Section, frozen=True):
@@ -395,6 +404,7 @@ class Limits(Section, frozen=True):
     inputs: PositiveInt = 2048
     in_flight_bytes: PositiveInt = 512 * 1024 * 1024
     connections: PositiveInt = 4096
+    unknown_fields: Literal["report", "refuse"] = "report"
 
 
 class Tracing(Section, frozen=True):
@@ -406,11 +416,42 @@ class Tracing(Section, frozen=True):
     service_name: str = "embedding-gateway"
 
 
+class OtlpMetrics(Section, frozen=True):
+    """Export of metrics to an OpenTelemetry collector. interval_s: between two exports."""
+
+    endpoint: str = "http://127.0.0.1:4318/v1/metrics"
+    headers: dict[str, str] = {}
+    service_name: str = "embedding-gateway"
+    interval_s: PositiveFloat = 30.0
+
+
 class Logs(Section, frozen=True):
     """Format of log lines."""
 
     format: Literal["auto", "json", "text"] = "auto"
     access: bool = True
+
+
+# What a webhook can be called on.
+NotifyKind = Literal["budget", "store_loss", "replica_slow"]
+
+
+class NotifySettings(Section, frozen=True):
+    """Webhook that is called on events, for operators without Prometheus.
+
+    slow_factor, slow_for_s: a replica is slow if its batches take so many times as long as alike ones at the
+    fastest replica of its upstream, for so long.
+    """
+
+    url: str
+    secret: Annotated[str, msgspec.Meta(min_length=16)]
+    on: Annotated[tuple[NotifyKind, ...], msgspec.Meta(min_length=1)] = (
+        "budget",
+        "store_loss",
+        "replica_slow",
+    )
+    slow_factor: Annotated[float, msgspec.Meta(ge=2)] = 3.0
+    slow_for_s: PositiveFloat = 60.0
 
 
 class ReloadSettings(Section, frozen=True):
@@ -547,6 +588,13 @@ class BatchesSettings(Section, frozen=True):
     lines_in_flight: PositiveInt = 32
 
 
+class AuditSettings(Section, frozen=True):
+    """Bounds of the records of changes: their number and their age."""
+
+    records: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
+    keep_days: Annotated[int, msgspec.Meta(ge=1, le=36_500)] = 400
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -565,7 +613,11 @@ class Config(Section, frozen=True, kw_only=True):
     reload: ReloadSettings = ReloadSettings()
     logs: Logs = Logs()
     tracing: Tracing | None = None
+    notify: NotifySettings | None = None
+    metrics: OtlpMetrics | None = None
     quotas: Quotas = Quotas()
+    end_users: EndUsersSettings | None = None
+    audit: AuditSettings = AuditSettings()
     limits: Limits = Limits()
     engine: EngineSettings = EngineSettings()
     registry: RegistrySettings = RegistrySettings()
@@ -606,6 +658,20 @@ def limit_problems(limits: Mapping[str, LimitAmount]) -> dict[str, str]:
     """Return a message for each limit that is unknown or has a wrong amount, by its name."""
     problems = {name: _limit_problem(name, amount) for name, amount in limits.items()}
     return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def end_user_limit_problems(limits: Mapping[str, LimitAmount]) -> dict[str, str]:
+    """Return a message for each limit that is unknown, has a wrong amount, or is none of end users."""
+    return limit_problems(limits) | shared_limit_problems(limits, "end users")
+
+
+def shared_limit_problems(limits: Iterable[str], owner: str) -> dict[str, str]:
+    """Return a message for each limit that only tenants, keys and models can have, by its name."""
+    return {
+        name: f"{owner} have no such limit: it counts slots of calls, or lines of batches"
+        for name in limits
+        if name == "requests_in_flight" or name.startswith("batch_")
+    }
 
 
 def _limit_problem(name: str, amount: LimitAmount) -> str | None:

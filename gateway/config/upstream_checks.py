@@ -273,7 +273,10 @@ def trim_headers(config: Config) -> Config:
     tracing = config.tracing and msgspec.structs.replace(
         config.tracing, headers=_trimmed(config.tracing.headers)
     )
-    return msgspec.structs.replace(config, upstreams=upstreams, tracing=tracing)
+    metrics = config.metrics and msgspec.structs.replace(
+        config.metrics, headers=_trimmed(config.metrics.headers)
+    )
+    return msgspec.structs.replace(config, upstreams=upstreams, tracing=tracing, metrics=metrics)
 
 
 def _trimmed(headers: Mapping[str, str]) -> dict[str, str]:

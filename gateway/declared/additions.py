@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 
+from gateway.audit.records import GATEWAY, Actor
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config
 
@@ -36,6 +37,7 @@ class Put(msgspec.Struct, frozen=True, tag="put"):
     part: Part
     name: str
     settings: dict[str, Any]
+    by: Actor = GATEWAY
 
     def __str__(self) -> str:
         return f"PUT of {self.part}.{self.name}"
@@ -54,6 +56,7 @@ class Remove(msgspec.Struct, frozen=True, tag="remove"):
 
     part: Part
     name: str
+    by: Actor = GATEWAY
 
     def __str__(self) -> str:
         return f"DELETE of {self.part}.{self.name}"
@@ -79,6 +82,7 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     name: str
     replica: str
     is_drained: bool
+    by: Actor = GATEWAY
 
     def __str__(self) -> str:
         return f"{'drain' if self.is_drained else 'return'} of {self.replica} of upstreams.{self.name}"

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.audit.records import AuditRecord
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config, ModelSettings, UpstreamSettings
 from gateway.config.upstream_checks import currency_problem
 from gateway.declared.additions import DEFINED, AdditionInfo, Additions, Edit, Listing, Part
+from gateway.declared.audited import edit_record
 from gateway.declared.settings import SecretSources, read_model, read_upstream, redact
 from gateway.declared.store import AdditionStore, StoredAdditions
 from gateway.store.errors import StoreUnavailable
@@ -174,13 +176,14 @@ class AdditionsState:
         """Return the stored additions. Raises: StoreUnavailable."""
         return await self._store.load()
 
-    async def preview(self, file: Config, edit: Edit) -> StoredAdditions:
-        """Return the additions after an edit, with the version before it.
+    async def preview(self, file: Config, edit: Edit) -> tuple[StoredAdditions, AuditRecord]:
+        """Return the additions after an edit, with the version before it, and the record of the edit.
 
         Raises: StoreUnavailable, ConfigError, UnknownAddition.
         """
         before = await self._store.load()
-        return StoredAdditions(before.version, edit.apply(file, before.additions))
+        after = edit.apply(file, before.additions)
+        return StoredAdditions(before.version, after), edit_record(edit, before.additions, after)
 
     async def compose(
         self, file: Config, additions: Additions, *, with_engines: bool = True
@@ -198,12 +201,12 @@ class AdditionsState:
             compose, file, additions, self._environment, unusable, with_engines=with_engines
         )
 
-    async def store(self, wanted: StoredAdditions) -> StoredAdditions | None:
-        """Replace the stored additions, or return None if their version has changed meanwhile.
+    async def store(self, wanted: StoredAdditions, record: AuditRecord) -> StoredAdditions | None:
+        """Replace the stored additions and record that, or return None if others have changed them meanwhile.
 
         Raises: StoreUnavailable.
         """
-        return await self._store.replace(wanted.version, wanted.additions)
+        return await self._store.replace(wanted.version, wanted.additions, [record])
 
     def mark_unusable(self, additions: Additions, reasons: Mapping[str, str]) -> None:
         """Reject these upstreams until their settings change, or the file is read again."""

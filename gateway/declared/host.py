@@ -9,6 +9,8 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import msgspec
 
+from gateway.audit.records import GATEWAY, Actor
+
 CheckpointState = Literal["available", "downloading", "downloaded", "loading", "verified", "failed"]
 Status = Literal["starting", "running", "stopping", "stopped", "failed"]
 # Kind of an instance that the built-in engine runs. Other kinds are names of command templates.
@@ -162,6 +164,7 @@ class Create(_Command, frozen=True, tag="create"):
     """Request to create an instance and start it."""
 
     settings: CreateInstance
+    by: Actor = GATEWAY
 
 
 class Act(_Command, frozen=True, tag="act"):
@@ -169,6 +172,7 @@ class Act(_Command, frozen=True, tag="act"):
 
     name: str
     action: Literal["get", "start", "stop", "restart", "delete"]
+    by: Actor = GATEWAY
 
 
 class ReadLog(_Command, frozen=True, tag="read_log"):
@@ -187,6 +191,7 @@ class AddModel(_ModelCommand, frozen=True, tag="add_model"):
     """Request to list a model of the Hub."""
 
     model_id: str
+    by: Actor = GATEWAY
 
 
 class ActOnModel(_ModelCommand, frozen=True, tag="act_on_model"):
@@ -194,6 +199,7 @@ class ActOnModel(_ModelCommand, frozen=True, tag="act_on_model"):
 
     model_id: str
     action: Literal["get", "download", "load"]
+    by: Actor = GATEWAY
 
 
 InstanceCommand: TypeAlias = ListInstances | Create | Act | ReadLog

@@ -92,7 +92,7 @@ def redact(written: Any) -> Any:
     shown = dict(written)
     if isinstance(shown.get("replicas"), list):
         # A URL with a password is rejected when it is read, but it is stored as written.
-        shown["replicas"] = [HIDDEN if _may_show_secret(str(url)) else url for url in shown["replicas"]]
+        shown["replicas"] = [shown_url(str(url)) for url in shown["replicas"]]
     if "api_key" in shown:
         shown["api_key"] = _redact_value(shown["api_key"])
     if "headers" in shown:
@@ -103,6 +103,11 @@ def redact(written: Any) -> Any:
             else HIDDEN
         )
     return shown
+
+
+def shown_url(url: str) -> str:
+    """Return the address of a replica as operators see it."""
+    return HIDDEN if _may_show_secret(url) else url
 
 
 def _may_show_secret(url: str) -> bool:

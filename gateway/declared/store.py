@@ -8,21 +8,26 @@ file of JSON, which is replaced in one step, and locks next to it, because comma
 import fcntl
 import logging
 import secrets
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from gateway.audit.records import AuditRecord
+from gateway.audit.redis_store import APPEND, AUDIT, AuditInRedis
 from gateway.config.reader import with_current_keys
+from gateway.config.schema import AuditSettings
 from gateway.config.state_folder import make_private_folder, open_private, replace_private
 from gateway.declared.additions import Additions
+from gateway.events import AuditRecorded
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script
 
 # One hash: the version, and all additions as JSON.
 ADDED = "gw:{store}:added"
-REPLACE = load_script("replace", package="gateway.declared")
+REPLACE = load_script("replace", package="gateway.declared", library=APPEND)
 # All records of one host are far smaller.
 FILE_BYTES_MAX = 16 * 1024 * 1024
 
@@ -47,17 +52,20 @@ class AdditionStore(Protocol):
     async def load(self) -> StoredAdditions:
         """Return all additions with their version."""
 
-    async def replace(self, expected: str, additions: Additions) -> StoredAdditions | None:
-        """Replace the additions, or return None if their version is not the expected one."""
+    async def replace(
+        self, expected: str, additions: Additions, records: Sequence[AuditRecord]
+    ) -> StoredAdditions | None:
+        """Replace the additions and record that, or return None if their version is not the expected one."""
 
     async def aclose(self) -> None:
         """Close the connections."""
 
 
 class AdditionsInMemory:
-    """Additions of one parent process, lost when it exits."""
+    """Additions of one parent process, lost when it exits. record: records a change."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: Callable[[AuditRecord], Awaitable[None]]) -> None:
+        self._record = record
         self._stored = StoredAdditions()
 
     async def version(self) -> str:
@@ -68,11 +76,15 @@ class AdditionsInMemory:
         """Return all additions with their version."""
         return self._stored
 
-    async def replace(self, expected: str, additions: Additions) -> StoredAdditions | None:
-        """Replace the additions, or return None if their version is not the expected one."""
+    async def replace(
+        self, expected: str, additions: Additions, records: Sequence[AuditRecord]
+    ) -> StoredAdditions | None:
+        """Replace the additions and record that, or return None if their version is not the expected one."""
         if expected != self._stored.version:
             return None
         self._stored = StoredAdditions(secrets.token_hex(8), additions)
+        for record in records:
+            await self._record(record)
         return self._stored
 
     async def aclose(self) -> None:
@@ -80,10 +92,17 @@ class AdditionsInMemory:
 
 
 class AdditionsInRedis:
-    """Additions of all gateways on one Redis."""
+    """Additions of all gateways on one Redis. audit: bounds of the records. observe: logs them."""
 
-    def __init__(self, client: RedisClient) -> None:
+    def __init__(
+        self,
+        client: RedisClient,
+        audit: AuditSettings = AuditSettings(),  # noqa: B008 - it is frozen
+        observe: Callable[[AuditRecorded], None] = lambda _: None,
+    ) -> None:
         self._client = client
+        self._audit = AuditInRedis(client, audit)
+        self._observe = observe
         self._unreadable_version: str | None = None
 
     async def version(self) -> str:
@@ -105,16 +124,23 @@ class AdditionsInRedis:
             self._unreadable_version = version
             raise StoreUnavailable("the additions in Redis cannot be read") from error
 
-    async def replace(self, expected: str, additions: Additions) -> StoredAdditions | None:
-        """Compare the version and replace the additions in one step."""
+    async def replace(
+        self, expected: str, additions: Additions, records: Sequence[AuditRecord]
+    ) -> StoredAdditions | None:
+        """Compare the version, replace the additions and record that, in one step."""
         wanted = StoredAdditions(secrets.token_hex(8), additions)
         argument = {
             "expected": expected,
             "version": wanted.version,
             "additions": msgspec.json.encode(additions).decode(),
+            "audit": self._audit.argument(records),
         }
-        replaced = await self._client.run_script(REPLACE, (ADDED,), msgspec.msgpack.encode(argument))
-        return wanted if msgspec.msgpack.decode(replaced, type=bool) else None
+        replaced = await self._client.run_script(REPLACE, (ADDED, AUDIT), msgspec.msgpack.encode(argument))
+        if not msgspec.msgpack.decode(replaced, type=bool):
+            return None
+        for record in records:
+            self._observe(record.event())
+        return wanted
 
     async def aclose(self) -> None:
         """Close the connections."""

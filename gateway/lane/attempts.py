@@ -118,7 +118,7 @@ class AttemptRunner:
             else:
                 self._callbacks.on_error(attempt, error, self._clock())
         else:
-            attempt.end("ok")
+            attempt.end_with_reply(reply)
             self._callbacks.on_reply(attempt, reply, self._clock())
 
     def _end(self, attempt: Attempt, task: asyncio.Task[None]) -> None:

@@ -303,15 +303,22 @@ class Lane:
         self.pump()
 
     def _handle_end(self, attempt: Attempt) -> None:
+        replica = attempt.replica
         self._observe(
             AttemptFinished(
                 self._pool.upstream,
-                attempt.replica.name,
+                replica.name,
                 attempt.outcome,
                 self._clock() - attempt.started_s,
                 attempt.load.inputs,
                 len(attempt.tickets),
                 attempt.is_hedge,
+                replica.server,
+                replica.capabilities.model_id if replica.capabilities else "",
+                attempt.piece.work.operation.value,
+                attempt.tokens,
+                attempt.upstream_status,
+                attempt.trace_id,
             )
         )
         self.pump()

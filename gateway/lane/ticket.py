@@ -255,14 +255,18 @@ class Ticket:
 class Attempt:
     """One try of a batch at one replica.
 
-    piece: the slices of all tickets as one. brief_s: its timeout, if that is shorter than usual because the
-    slice was part of a batch that timed out.
+    piece: the slices of all tickets as one. tokens: of its reply. upstream_status: of an answer that was no
+    success. brief_s: its timeout, if that is shorter than usual because the slice was part of a batch that
+    timed out. trace_id: of the first recorded trace in it.
     """
 
     brief_s: float | None = None
     outcome = "cancelled"
     is_over = False
+    tokens = 0
+    upstream_status: str | None = None
     carrier: Carrier | None = None
+    trace_id: str | None = None
     _task: asyncio.Task[None] | None = None
     hedge_timer: asyncio.TimerHandle | None = None
     _spans: "AttemptTrace | None" = None
@@ -324,7 +328,7 @@ class Attempt:
                     trace.waited(self.started_s - ticket.waiting_since_s)
         if recorded:
             self._spans = recorded[0].begin_attempt(recorded[1:], self._started_event(upstream))
-            self.carrier = self._spans.carrier
+            self.carrier, self.trace_id = self._spans.carrier, recorded[0].trace_id
         else:
             self.carrier = self.tickets[0].traces[0].carrier()
         for ticket in self.tickets:
@@ -336,9 +340,17 @@ class Attempt:
         if self._spans is not None:
             self._spans.end(outcome)
 
+    def end_with_reply(self, reply: Reply) -> None:
+        """Record a success, as `end`, with what the reply shows of the work."""
+        self.tokens = 0 if reply.is_free else reply.tokens
+        if self._spans is not None:
+            self._spans.add_reply(self.tokens, reply.dense_vectors)
+        self.end("ok")
+
     def end_with(self, error: BackendError) -> None:
         """Record a failure, as `end`, with the upstream's answer."""
         hide_inputs(error, self.piece.work)
+        self.upstream_status = error.upstream_status
         for ticket in self.tickets:
             for record in ticket.records:
                 record.add_failure(error)
@@ -394,6 +406,7 @@ class Attempt:
         return AttemptStarted(
             upstream,
             self.replica.name,
+            self.replica.server,
             capabilities.model_id if capabilities else "",
             self.piece.work.operation.value,
             self.load.inputs,

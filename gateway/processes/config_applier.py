@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from gateway.audit.records import AuditRecord
 from gateway.config.diff import ReloadOutcome, compare_configs, with_live_settings
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError, Problem
@@ -265,15 +266,22 @@ class ConfigApplier:
         self._additions.forget_unusable(edit.name)
         outcome, attempts = LOST_RACE, 0
         while outcome is LOST_RACE and attempts < EDIT_ATTEMPTS_MAX:
-            wanted = await self._additions.preview(self._file, edit)
-            outcome = await self._serve(self._file, wanted, edit)
+            wanted, record = await self._additions.preview(self._file, edit)
+            outcome = await self._serve(self._file, wanted, edit, record)
             attempts += 1
         return outcome
 
-    async def _serve(self, file: Config, wanted: StoredAdditions, edit: Edit | None = None) -> ReloadOutcome:
+    async def _serve(
+        self,
+        file: Config,
+        wanted: StoredAdditions,
+        edit: Edit | None = None,
+        record: AuditRecord | None = None,
+    ) -> ReloadOutcome:
         """Serve a file together with additions.
 
-        edit: the change in `wanted` that is not stored yet. If it causes a problem, nothing changes.
+        edit: the change in `wanted` that is not stored yet. If it causes a problem, nothing changes. record:
+        of the edit.
         Raises: ConfigError, StoreUnavailable.
         """
         composed = await self._additions.compose(file, wanted.additions)
@@ -290,8 +298,8 @@ class ConfigApplier:
         if reasons := await load_problems(started, LOAD_TIMEOUT_S):
             await self._engines.stop(started)
             self._exclude_unusable(reasons, composed.added, edit, wanted.additions)
-            return await self._serve(file, wanted, edit)
-        stored = wanted if edit is None else await self._store(wanted, started)
+            return await self._serve(file, wanted, edit, record)
+        stored = wanted if record is None else await self._store(wanted, record, started)
         if stored is None:
             return LOST_RACE
         added_models = self.added_models
@@ -334,7 +342,7 @@ class ConfigApplier:
         self._additions.mark_unusable(additions, reasons)
 
     async def _store(
-        self, wanted: StoredAdditions, started: Sequence[EngineProcess]
+        self, wanted: StoredAdditions, record: AuditRecord, started: Sequence[EngineProcess]
     ) -> StoredAdditions | None:
         """Store an edit; return None, with its engines stopped, if another gateway was faster.
 
@@ -342,7 +350,7 @@ class ConfigApplier:
         """
         stored = None
         try:
-            stored = await self._additions.store(wanted)
+            stored = await self._additions.store(wanted, record)
         finally:
             if stored is None:
                 await self._engines.stop(started)

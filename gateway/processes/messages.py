@@ -9,10 +9,11 @@ from typing import TypeAlias
 
 import msgspec
 
+from gateway.audit.records import Actor
 from gateway.config.boot import AppBoot
 from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
-from gateway.config.schema import Config
+from gateway.config.schema import Config, NotifyKind
 from gateway.declared.additions import Edit, Listing
 from gateway.declared.host import HostCommand, HostResult, InstanceInfo
 from gateway.events import GatewayDrained, ModelSummary, ProcessRestarted
@@ -92,6 +93,8 @@ class ConfigDrained(msgspec.Struct, frozen=True, tag="config_drained"):
 class ReadFile(msgspec.Struct, frozen=True, tag="read_file"):
     """Operator's request to read the file again."""
 
+    by: Actor
+
 
 class ListAdditions(msgspec.Struct, frozen=True, tag="list_additions"):
     """Operator's request to list the additions."""
@@ -103,11 +106,24 @@ class SetDrain(msgspec.Struct, frozen=True, tag="set_drain"):
     is_drained: bool
 
 
+class Notice(msgspec.Struct, frozen=True, tag="notice"):
+    """Event that a webhook is called on, which needs no reply.
+
+    key: equal for what several workers report of the same event. text: in words. data: names and numbers, no
+    inputs and no secrets.
+    """
+
+    kind: NotifyKind
+    key: str
+    text: str
+    data: Mapping[str, str | int | float]
+
+
 class Request(msgspec.Struct, frozen=True, tag="request"):
-    """Operator's request, which the parent carries out. number: repeated in the reply."""
+    """Operator's request, which the parent carries out, or a notice. number: repeated in the reply."""
 
     number: int
-    body: ReadFile | ListAdditions | SetDrain | Edit | HostCommand
+    body: ReadFile | ListAdditions | SetDrain | Edit | HostCommand | Notice
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):

@@ -10,21 +10,25 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from backends.torch import wire
+from gateway.audit.records import Actor, AuditRecord, gateway_name
+from gateway.audit.trail import AuditTrail
 from gateway.config.boot import AppBoot, worker_share
 from gateway.config.diff import ReloadOutcome
-from gateway.config.digests import section_digests
+from gateway.config.digest import section_digests
 from gateway.config.identity import new_identity
 from gateway.config.problems import Problem
 from gateway.config.schema import Config
 from gateway.config.state_folder import state_folder
 from gateway.declared.additions import Drain, Listing, Put, Remove
+from gateway.declared.audited import host_record, reload_record
 from gateway.declared.composition import AdditionsState
 from gateway.declared.host import ActOnModel, AddModel, HostCommand, HostResult, InstanceRecord, ListModels
 from gateway.declared.instances import InstanceFile, StateFileError
@@ -42,7 +46,12 @@ from gateway.processes.model_requests import ModelRequests
 from gateway.processes.service_manager import ServiceManager
 from gateway.processes.worker_pool import ConfigProgress, SharedResources, WorkerPool
 from gateway.store.redis_client import RedisClient
+from gateway.telemetry.access_log import log_event
 from gateway.telemetry.log_lines import WRITE_ALWAYS
+
+if TYPE_CHECKING:
+    # Loaded only where there is a webhook.
+    from gateway.processes.notifier import Notifier
 
 logger = logging.getLogger("gateway")
 
@@ -84,10 +93,13 @@ class Supervisor:
         self._progress = progress
         self._on_ready = on_ready
         store = boot.config.quotas.store
+        redis = None if store == "memory" else RedisClient(store, STORE_TIMEOUT_S)
+        folder = state_folder(boot.config.state_dir, source.environment)
+        self._trail = AuditTrail(redis, folder, boot.config.audit, log_event)
         additions = (
-            AdditionsInMemory()
-            if store == "memory"
-            else AdditionsInRedis(RedisClient(store, STORE_TIMEOUT_S))
+            AdditionsInMemory(self._trail.record)
+            if redis is None
+            else AdditionsInRedis(redis, boot.config.audit, log_event)
         )
         self._additions = AdditionsState(additions, source.environment)
         self._applier = ConfigApplier(
@@ -114,6 +126,8 @@ class Supervisor:
         # What each engine last reported about its models.
         self._loading: dict[str, str] = {}
         self._drained = GatewayDrained()
+        self._notifier: Notifier | None = None
+        self._enqueue_notice: Callable[[messages.Notice], None] = lambda _: None
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT.
@@ -168,6 +182,12 @@ class Supervisor:
         )
         new_folder = partial(_private_folder, resources, "gateway-")
         self._engines = EnginePool(new_folder, environment, self._on_engine_state, restarts)
+        if config.notify is not None:
+            # An HTTP client takes 0.1 s to import, which a gateway without a webhook does not need here.
+            from gateway.processes.notifier import Notifier
+
+            self._notifier = Notifier(config.notify)
+            self._enqueue_notice = self._notifier.enqueue
         if config.manager is not None:
             view = GatewayView(
                 lambda: self._applier.config,
@@ -184,12 +204,16 @@ class Supervisor:
         tasks = self._workers.start(self._start_config.workers)
         if self._instances is not None:
             await self._instances.start(self._stored_instances)
+        tasks.append(asyncio.create_task(self._trail.run()))
         tasks.append(asyncio.create_task(self._run_reloads_when_ready()))
         tasks.append(asyncio.create_task(self._follow_additions_when_ready()))
+        if self._notifier is not None:
+            tasks.append(asyncio.create_task(self._notifier.run()))
         tasks.append(asyncio.create_task(self._report_start()))
         tasks.append(asyncio.create_task(self._service.feed_watchdog(self._workers.responds)))
         if self._start_config.reload.watch:
-            tasks.append(asyncio.create_task(watch_file(self._source, self._reloads.enqueue)))
+            on_change = partial(self._enqueue_reload, self._actor("file watch"))
+            tasks.append(asyncio.create_task(watch_file(self._source, on_change)))
         await self._stop.wait()
         # A second Ctrl-C does not wait for requests in flight.
         second_signal = asyncio.create_task(self._stop_at_once.wait())
@@ -291,7 +315,29 @@ class Supervisor:
         if had_terminal and not sys.stdin.isatty():
             self._on_stop("SIGHUP, its terminal was closed")
         else:
-            self._reloads.enqueue()
+            self._enqueue_reload(self._actor("SIGHUP"))
+
+    def _actor(self, name: str) -> Actor:
+        return Actor(name, "gateway", gateway=gateway_name(self._start_config.listen))
+
+    def _enqueue_reload(self, by: Actor, reply: Callable[[ReloadOutcome], None] = lambda _: None) -> None:
+        """Read the file again, record that, and reply."""
+
+        async def record_and_reply(outcome: ReloadOutcome) -> None:
+            await self._record(reload_record(by, outcome))
+            reply(outcome)
+
+        self._reloads.enqueue("file", lambda outcome: self._run(record_and_reply(outcome)))
+
+    async def _record(self, record: AuditRecord | None) -> None:
+        if record is not None:
+            await self._trail.record(record)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work in the background, until the gateway stops."""
+        task = asyncio.create_task(work)
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
     def _app_boot(self) -> AppBoot:
         """Return the current settings, so that a restarted worker has the config of the others."""
@@ -382,15 +428,13 @@ class Supervisor:
             self._workers.reply(worker, messages.Reply(request.number, result))
 
         async def run_and_reply(command: HostCommand) -> None:
-            if isinstance(command, ListModels | AddModel | ActOnModel):
-                reply(await self._model_requests.run(command))
-            else:
-                assert self._instances is not None
-                reply(await self._instances.run(command))
+            reply(await self._carry_out(command))
 
         match request.body:
-            case messages.ReadFile():
-                self._reloads.enqueue("file", reply)
+            case messages.ReadFile(by):
+                self._enqueue_reload(by, reply)
+            case messages.Notice() as notice:
+                self._enqueue_notice(notice)
             case messages.ListAdditions():
                 reply(self._additions.listing)
             case messages.SetDrain(is_drained):
@@ -399,9 +443,17 @@ class Supervisor:
             case Put() | Remove() | Drain() as edit:
                 self._reloads.enqueue(edit, reply)
             case command:
-                task = asyncio.create_task(run_and_reply(command))
-                self._retiring.add(task)
-                task.add_done_callback(self._retiring.discard)
+                self._run(run_and_reply(command))
+
+    async def _carry_out(self, command: HostCommand) -> HostResult:
+        """Carry out a request about the models or the instances of this host, and record it."""
+        if isinstance(command, ListModels | AddModel | ActOnModel):
+            result = await self._model_requests.run(command)
+        else:
+            assert self._instances is not None
+            result = await self._instances.run(command)
+        await self._record(host_record(command, result))
+        return result
 
     def _set_drain(self, *, is_drained: bool) -> None:
         """Have load balancers send this gateway no work, or send it work again."""

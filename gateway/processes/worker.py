@@ -31,6 +31,7 @@ from gateway.api.operators.additions import AdditionsClient
 from gateway.api.server.connection_limit import connections_within_files
 from gateway.api.server.http_protocol import bounded_protocol
 from gateway.app import Application, Collaborators, build, start_tasks
+from gateway.audit.records import Actor
 from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config, ListenerTls
 from gateway.declared.additions import Edit, Listing
@@ -39,6 +40,7 @@ from gateway.events import Event, GatewayDrained, ModelSummary, ProcessRestarted
 from gateway.processes import messages
 from gateway.processes.listeners import join_port
 from gateway.processes.messages import CanaryWithdrawn, WorkerBoot, WorkerReady
+from gateway.processes.notices import notice_of
 from gateway.telemetry.access_log import LOGGED, log_change
 from gateway.telemetry.log_lines import CallLines, call_lines, write_lines
 
@@ -72,6 +74,8 @@ class ParentLink:
         # Replies that requests wait for, by the request's number.
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
+        self._poll = select.poll()
+        self._poll.register(status_fd, select.POLLOUT)
 
     def attach(self, application: Application) -> None:
         """Set the receiver of what the parent sends. Must precede the first call of `receive`."""
@@ -84,19 +88,27 @@ class ParentLink:
             # A signal may interrupt the write of a long line.
             line = line[os.write(self._status_fd, line) :]
 
+    def notify(self, notice: messages.Notice) -> None:
+        """Have the parent call the webhook."""
+        self._send_if_read(messages.Request(next(self._numbers), notice))
+
+    def _send_if_read(self, message: messages.Heartbeat | messages.Request) -> None:
+        """Send a short message, or drop it if the parent reads nothing now.
+
+        A stopped parent does not, and a write that waits for it would block the requests too.
+        """
+        if self._poll.poll(0):
+            self.send(message)
+
     async def send_heartbeats(self) -> None:
         """Send a heartbeat every second; runs until cancelled."""
-        poll = select.poll()
-        poll.register(self._status_fd, select.POLLOUT)
         while True:
-            # A stopped parent reads nothing, and a write that waits for it would block the requests too.
-            if poll.poll(0):
-                self.send(messages.Heartbeat())
+            self._send_if_read(messages.Heartbeat())
             await asyncio.sleep(HEARTBEAT_EVERY_S)
 
-    async def request_reload(self) -> ReloadOutcome:
+    async def request_reload(self, by: Actor) -> ReloadOutcome:
         """Ask the parent to read the file again. Raises: TimeoutError."""
-        return await self._request(messages.ReadFile(), RELOAD_TIMEOUT_S, ReloadOutcome)
+        return await self._request(messages.ReadFile(by), RELOAD_TIMEOUT_S, ReloadOutcome)
 
     async def request_edit(self, edit: Edit) -> ReloadOutcome:
         """Ask the parent to apply an edit of the additions. Raises: TimeoutError."""
@@ -249,8 +261,13 @@ async def _grpc_listener(application: Application, address: str | None) -> Async
 def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Application:
     log = access_lines.observe if boot.app.config.logs.access else log_change
 
+    notify = boot.app.config.notify
+    notified = () if notify is None else notify.on
+
     def observe(event: Event) -> None:
         log(event)
+        if notified and (notice := notice_of(event)) is not None and notice.kind in notified:
+            link.notify(notice)
         if isinstance(event, UpstreamJudged) and event.standing == "withdrawn":
             link.send(CanaryWithdrawn(event.model, event.upstream, event.reason))
 

@@ -24,7 +24,7 @@ from backends.contract import (
     Work,
 )
 from backends.contract.errors import ReplicaFailed
-from gateway.events import ReplicaState
+from gateway.events import ReplicaState, UpstreamServer
 from gateway.routing.choice import Pace
 from gateway.routing.health import PROBATION_BATCHES, USABLE, State
 from gateway.routing.window import Window
@@ -139,18 +139,19 @@ class RequestLimits:
 class Replica:
     """One server or engine of an upstream.
 
-    name: the label in logs and metrics. small_batch_slots: slots of the window that a batch of fewer than
-    `SMALL_INPUTS` takes. gets_work: it is usable, and no operator keeps work away. is_drained: one does;
-    probes continue. kept_out: why it responds and is not used, except for its vectors. joined: the model that
-    it last joined with. gives_zeros: its model gives zeros for a text without a known word; None if that is
-    not known. held_until_s: when it may get work again after it asked for a pause. is_doubted: it refused
-    work that its capabilities seem to allow, and has not described itself since. rejection: why its last
-    description was not accepted. is_unloadable: its engine cannot use the files of its model, and no restart
-    mends that. is_foreign: its vectors belong to a different space than its upstream's. width: dimensions of
-    its vectors in the last space check. residence: its last report of whether the model is in memory; None if
-    it always is. waiting_inputs: its own report of its queue, which other clients may fill as well.
-    counts_alike: by operation, whether it counts tokens as the gateway does. answered_s: moment of its last
-    complete answer. passed_over: batches that went to others since its last one.
+    name: the label in logs and metrics. server: its address, None if it has none. small_batch_slots: slots of
+    the window that a batch of fewer than `SMALL_INPUTS` takes. gets_work: it is usable, and no operator keeps
+    work away. is_drained: one does; probes continue. kept_out: why it responds and is not used, except for
+    its vectors. joined: the model that it last joined with. gives_zeros: its model gives zeros for a text
+    without a known word; None if that is not known. held_until_s: when it may get work again after it asked
+    for a pause. is_doubted: it refused work that its capabilities seem to allow, and has not described itself
+    since. rejection: why its last description was not accepted. is_unloadable: its engine cannot use the
+    files of its model, and no restart mends that. is_foreign: its vectors belong to a different space than
+    its upstream's. width: dimensions of its vectors in the last space check. residence: its last report of
+    whether the model is in memory; None if it always is. waiting_inputs: its own report of its queue, which
+    other clients may fill as well. counts_alike: by operation, whether it counts tokens as the gateway does.
+    answered_s: moment of its last complete answer. passed_over: batches that went to others since its last
+    one.
     """
 
     state = State.JOINING
@@ -171,9 +172,15 @@ class Replica:
     _progress_s = _slowest_s = _largest_tokens = 0.0
 
     def __init__(
-        self, name: str, backend: Backend, window: Window | None = None, small_batch_slots: int = 1
+        self,
+        name: str,
+        backend: Backend,
+        window: Window | None = None,
+        small_batch_slots: int = 1,
+        server: UpstreamServer | None = None,
     ) -> None:
         self.name = name
+        self.server = server
         self.backend = backend
         self.window = window or Window()
         self.request_limits = RequestLimits()

@@ -19,10 +19,11 @@ class Script(msgspec.Struct, frozen=True):
     sha: str
 
 
-def load_script(*names: str, package: str = "gateway.quotas") -> Script:
-    """Concatenate .lua files of a package into one script."""
+def load_script(*names: str, package: str = "gateway.quotas", library: str = "") -> Script:
+    """Concatenate .lua files of a package into one script. library: source in front of them."""
     folder = files(package)
-    source = "\n".join((folder / f"{name}.lua").read_text(encoding="utf-8") for name in names)
+    texts = [(folder / f"{name}.lua").read_text(encoding="utf-8") for name in names]
+    source = "\n".join([library, *texts] if library else texts)
     return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.events import (
     LINE_ROUTES,
+    AuditRecorded,
     BatchChanged,
     BudgetAlert,
     CallFinished,
@@ -19,6 +20,7 @@ from gateway.events import (
     GatewayReady,
     ModelStateReported,
     ReplicaChanged,
+    ReplicaSlow,
     SpaceChecked,
     SpaceOutcome,
     Stage,
@@ -175,6 +177,15 @@ def _budget_line(event: BudgetAlert) -> str:
     return f"tenant {event.tenant}: {share} of {event.budget} ({event.amount:g}) is spent or reserved"
 
 
+def _audit_line(event: AuditRecorded) -> str:
+    changes = ", ".join(f"{c.field}: {_value_text(c.was)} -> {_value_text(c.now)}" for c in event.changes)
+    origin = f"from={_escaped(event.address[:ADDRESS_CHARACTERS_MAX])}  " if event.address else ""
+    return (
+        f"audit: {event.actor} ({event.actor_kind}) {event.action} {event.object}"
+        f"{': ' + changes if changes else ''}  {origin}record={event.record}"
+    )
+
+
 def _space_line(event: SpaceChecked) -> str:
     match event.outcome:
         case "fits":
@@ -211,6 +222,15 @@ FORMS: dict[type, EventForm] = {
         lambda event: f"upstream {event.upstream}: {event.replica} {STATES[event.state]} ({event.reason})",
         ("upstream", "replica", "state", "reason"),
     ),
+    ReplicaSlow: EventForm(
+        "replica_slow",
+        lambda _: logging.WARNING,
+        lambda event: (
+            f"upstream {event.upstream}: {event.replica} has been {event.slowness:.0f} times slower than the "
+            f"fastest replica for {event.for_s:.0f} s"
+        ),
+        ReplicaSlow.__struct_fields__,
+    ),
     ConnectionFaulted: EventForm(
         "connection",
         lambda event: logging.WARNING if event.pause_s else None,
@@ -244,6 +264,7 @@ FORMS: dict[type, EventForm] = {
         ("away", "reason"),
     ),
     StoreLost: EventForm("store_lost", lambda _: logging.ERROR, _lost_line, StoreLost.__struct_fields__),
+    AuditRecorded: EventForm("audit", lambda _: logging.INFO, _audit_line, AuditRecorded.__struct_fields__),
     GatewayReady: EventForm("ready", lambda _: logging.INFO, _ready_line, GatewayReady.__struct_fields__),
     BudgetAlert: EventForm("budget", lambda _: logging.WARNING, _budget_line, BudgetAlert.__struct_fields__),
 }
@@ -259,10 +280,11 @@ def call_line(event: CallFinished) -> str:
     trace = "" if event.trace_id is None else f"  trace={event.trace_id}"
     path = "" if event.path is None else f"  path={event.path}"
     key = "" if event.key_id is None else f"  key={event.key_id}"
+    user = "" if event.end_user is None else f"  end_user={json_text(event.end_user)}"
     address = "" if event.address is None else f"  from={_escaped(event.address[:ADDRESS_CHARACTERS_MAX])}"
     return (
         f"{event.method} {event.route} {event.status}{outcome}  {event.duration_s * 1000:.1f} ms"
-        f"{path}  tenant={event.tenant or '-'}{key}  model={event.model or '-'}"
+        f"{path}  tenant={event.tenant or '-'}{key}{user}  model={event.model or '-'}"
         f"  inputs={event.inputs}  tokens={event.tokens}{_attempts_text(event)}{address}"
         f"  id={event.request_id}{trace}"
     )
@@ -280,6 +302,11 @@ def _attempts_text(event: CallFinished) -> str:
     if event.upstream_words is not None:
         text += f"  upstream_words={json_text(event.upstream_words)}"
     return text
+
+
+def _value_text(value: Any) -> str:
+    """Return the value of a changed field."""
+    return "not set" if value is None else msgspec.json.encode(value).decode()
 
 
 def json_text(words: str) -> str:
@@ -310,6 +337,7 @@ class CallFields(msgspec.Struct, omit_defaults=True):
     reason: str | None = None
     tenant: str | None = None
     key: str | None = None
+    end_user: str | None = None
     address: str | None = None
     model: str | None = None
     operation: str | None = None
@@ -347,6 +375,7 @@ def call_fields(event: CallFinished, time: str | None = None, level: str | None 
         event.reason,
         event.tenant,
         event.key_id,
+        event.end_user,
         None if event.address is None else _escaped(event.address[:ADDRESS_CHARACTERS_MAX]),
         event.model,
         event.operation,

@@ -18,7 +18,16 @@ from typing import Any, TextIO
 import msgspec
 
 from gateway.config.schema import Logs
-from gateway.events import BudgetAlert, CallFinished, Event, ReplicaChanged, StoreChanged, StoreLost
+from gateway.events import (
+    AuditRecorded,
+    BudgetAlert,
+    CallFinished,
+    Event,
+    ReplicaChanged,
+    ReplicaSlow,
+    StoreChanged,
+    StoreLost,
+)
 from gateway.telemetry.access_log import (
     QUIET_ROUTES,
     EventLine,
@@ -38,7 +47,15 @@ BATCH_DELAY_S = 0.02
 # Runs a function after a number of seconds.
 Schedule = Callable[[float, Callable[[], None]], None]
 # Changes of state are written when they happen: one that is counted would seem to happen later.
-UNFILTERED = (BudgetAlert, CallFinished, ReplicaChanged, StoreChanged, StoreLost)
+UNFILTERED = (
+    AuditRecorded,
+    BudgetAlert,
+    CallFinished,
+    ReplicaChanged,
+    ReplicaSlow,
+    StoreChanged,
+    StoreLost,
+)
 # `extra` of a line that is no event and still bypasses the filter, such as the outcome of a reload.
 WRITE_ALWAYS = {"is_unfiltered": True}
 _LineKey = tuple[str, int, str]

@@ -1,21 +1,20 @@
 """Calls as OpenTelemetry spans; loaded only if the config enables traces.
 
 A call is a span with its stages as children; below `dispatch` are the waits and attempts of its slices. An
-attempt that carries several calls is a span in the trace of each: the first call's span is sent upstream as
-the parent, and the others link to it. Names follow OpenTelemetry's HTTP and GenAI conventions, else
-`gateway.*`.
+attempt that carries several calls is a span in the trace of each: the first call's span is the client's, sent
+upstream as the parent, and the others are internal and link to it, so that sums over the spans of clients
+count its tokens once. Names follow OpenTelemetry's HTTP and GenAI conventions, else `gateway.*`; the last
+GenAI conventions, and those of v1.41, have the same names for all that is in these spans.
 Rule: no inputs and no keys in spans; of a key only its id. A trace that is not recorded creates no spans,
 but its id is propagated.
 """
 
-import logging
 import random
 import re
 import time
 from collections.abc import Mapping, Sequence
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
@@ -31,19 +30,24 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from backends.contract.vectors import Vectors
 from backends.tracing import Carrier, EnginePhases
 from gateway import __version__
 from gateway.config.schema import Tracing
 from gateway.events import AttemptStarted, CallFinished
+from gateway.telemetry.otlp import (
+    EXPORT_TIMEOUT_S,
+    error_type,
+    log_losses_only,
+    operation_name,
+    resource_of,
+    server_attributes,
+)
 
-# OpenTelemetry's names of our operations; it defines no others yet.
-GENAI_OPERATIONS = {"embed": "embeddings"}
 # Spans that wait to be sent; further ones are dropped.
 QUEUE_MAX = 8192
 EXPORT_MAX = 512
 EXPORT_EVERY_MS = 2000
-# Time in which a stopping worker tries to send its remaining spans.
-SHUTDOWN_MS = 2000
 # Shorter waits are not shown: the event loop's timers have a resolution of a millisecond.
 WAIT_MIN_S = 0.002
 
@@ -172,13 +176,24 @@ class AttemptTrace:
 
     def __init__(self, lead: RecordedCall, others: Sequence[RecordedCall], started: AttemptStarted) -> None:
         self._tracer = lead.tracer
-        first = _attempt_span(lead, started, [Link(call.span.get_span_context()) for call in others])
-        link = Link(first.get_span_context())
-        self._first = set_span_in_context(first, _EMPTY)
-        self._spans = [first, *(_attempt_span(call, started, [link]) for call in others)]
+        links = [Link(call.span.get_span_context()) for call in others]
+        self._lead = _attempt_span(lead, SpanKind.CLIENT, started, links)
+        self._context = set_span_in_context(self._lead, _EMPTY)
+        link = Link(self._lead.get_span_context())
+        self._spans = [
+            self._lead,
+            *(_attempt_span(call, SpanKind.INTERNAL, started, [link]) for call in others),
+        ]
         headers: dict[str, str] = {}
-        _W3C.inject(headers, self._first)
+        _W3C.inject(headers, self._context)
         self.carrier = Carrier(headers)
+
+    def add_reply(self, tokens: int, vectors: Vectors | None) -> None:
+        """Set what a reply shows. tokens: 0 if none are counted. vectors: one for each input, or None."""
+        if tokens:
+            self._lead.set_attribute("gen_ai.usage.input_tokens", tokens)
+        if vectors is not None:
+            self._lead.set_attribute("gen_ai.embeddings.dimension.count", vectors.shape[1])
 
     def end(self, outcome: str, status: str | None = None, words: str = "") -> None:
         """End the spans; a second call has no effect.
@@ -189,7 +204,9 @@ class AttemptTrace:
             self._add_phases(self.carrier.phases)
         for span in self._spans:
             if outcome != "ok":
-                span.set_attribute("error.type", outcome)
+                span.set_attributes(
+                    {"error.type": error_type(outcome, status), "gateway.attempt.outcome": outcome}
+                )
                 span.set_status(StatusCode.ERROR)
             if status is not None:
                 span.set_attribute("gateway.upstream.status", status)
@@ -203,7 +220,7 @@ class AttemptTrace:
         at_ns = phases.started_ns
         for name in ("tokenize", "queue", "forward"):
             ended_ns = at_ns + round(getattr(phases, f"{name}_s") * 1e9)
-            self._tracer.start_span(f"engine {name}", self._first, start_time=at_ns).end(ended_ns)
+            self._tracer.start_span(f"engine {name}", self._context, start_time=at_ns).end(ended_ns)
             at_ns = ended_ns
 
 
@@ -226,24 +243,21 @@ def _unrecorded_trace() -> CallTrace:
     return CallTrace(trace_id, {"traceparent": f"00-{trace_id}-{span_id}-00"})
 
 
-def _attempt_span(call: RecordedCall, started: AttemptStarted, links: Sequence[Link]) -> Span:
-    operation = GENAI_OPERATIONS.get(started.operation, started.operation)
-    return call.tracer.start_span(
-        f"{operation} {started.upstream}",
-        call.below_dispatch(),
-        SpanKind.CLIENT,
-        {
-            "gen_ai.operation.name": operation,
-            "gen_ai.request.model": started.model,
-            "gateway.upstream": started.upstream,
-            "gateway.replica": started.replica,
-            "gateway.batch.inputs": started.inputs,
-            "gateway.batch.calls": started.calls,
-            "gateway.attempt.hedge": started.hedge,
-            "gateway.attempt.tries_before": started.tries_before,
-        },
-        links,
-    )
+def _attempt_span(call: RecordedCall, kind: SpanKind, started: AttemptStarted, links: Sequence[Link]) -> Span:
+    """Start the span of an attempt in one of its calls. Only a client's has the attributes of GenAI."""
+    operation, model = operation_name(started.operation), started.model
+    attributes: dict[str, str | int] = {
+        "gateway.upstream": started.upstream,
+        "gateway.replica": started.replica,
+        "gateway.batch.inputs": started.inputs,
+        "gateway.batch.calls": started.calls,
+        "gateway.attempt.hedge": started.hedge,
+        "gateway.attempt.tries_before": started.tries_before,
+    }
+    if kind is SpanKind.CLIENT:
+        attributes |= server_attributes(operation, started.server, model)
+    name = f"{operation} {model}".rstrip()
+    return call.tracer.start_span(name, call.below_dispatch(), kind, attributes, links)
 
 
 def _attributes(call: CallFinished) -> Mapping[str, str | int | tuple[str, ...]]:
@@ -253,11 +267,12 @@ def _attributes(call: CallFinished) -> Mapping[str, str | int | tuple[str, ...]]
         "http.route": call.route,
         "http.response.status_code": call.status,
         "error.type": None if call.outcome == "ok" else call.outcome,
-        "gen_ai.operation.name": GENAI_OPERATIONS.get(call.operation or "", call.operation),
-        "gen_ai.request.model": call.model,
-        "gen_ai.usage.input_tokens": call.tokens,
+        "gateway.operation": None if call.operation is None else operation_name(call.operation),
+        "gateway.model": call.model,
+        "gateway.tokens": call.tokens,
         "gateway.tenant": call.tenant,
         "gateway.key_id": call.key_id,
+        "gateway.end_user": call.end_user,
         "gateway.inputs": call.inputs,
         "gateway.request_id": call.request_id,
         "gateway.replicas": call.replicas or None,
@@ -268,26 +283,28 @@ def _attributes(call: CallFinished) -> Mapping[str, str | int | tuple[str, ...]]
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def create_traces(settings: Tracing, processor: SpanProcessor) -> CallTraces:
-    """Return traces that go to a span processor; `settings.sample` is the share that is recorded."""
+def create_traces(settings: Tracing, processor: SpanProcessor, instance: str = "") -> CallTraces:
+    """Return traces that go to a span processor; `settings.sample` is the share that is recorded.
+
+    instance: identifies this process, as in `resource_of`.
+    """
     provider = TracerProvider(
         # CallTraces decides which calls are recorded, before it starts a span.
         sampler=ALWAYS_ON,
-        resource=Resource({"service.name": settings.service_name, "service.version": __version__}),
+        resource=resource_of(settings.service_name, instance),
         shutdown_on_exit=False,
     )
     provider.add_span_processor(processor)
     return CallTraces(provider, settings.sample)
 
 
-def create_exporting_traces(settings: Tracing) -> CallTraces:
-    """Return traces that a thread of its own sends to an OpenTelemetry collector."""
+def create_exporting_traces(settings: Tracing, instance: str) -> CallTraces:
+    """Return traces that a thread of its own sends to a collector. instance: as in `create_traces`."""
     # From the extra `otlp`; without it the config was refused before this point.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    # The exporter warns at each retry, with a different text each time; spans that are lost are an error.
-    logging.getLogger("opentelemetry").setLevel(logging.ERROR)
-    exporter = OTLPSpanExporter(settings.endpoint, headers=settings.headers, timeout=SHUTDOWN_MS / 1000)
+    log_losses_only()
+    exporter = OTLPSpanExporter(settings.endpoint, headers=settings.headers, timeout=EXPORT_TIMEOUT_S)
     return create_traces(
         settings,
         BatchSpanProcessor(
@@ -296,4 +313,5 @@ def create_exporting_traces(settings: Tracing) -> CallTraces:
             schedule_delay_millis=EXPORT_EVERY_MS,
             max_export_batch_size=EXPORT_MAX,
         ),
+        instance,
     )

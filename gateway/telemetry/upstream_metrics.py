@@ -21,16 +21,21 @@ from gateway.events import (
     UpstreamTried,
 )
 from gateway.telemetry.call_metrics import ReadBudgets, ReadCache, ReadStored, StoredCounts
+from gateway.telemetry.config_metrics import Configured, ReadMemory
 from gateway.telemetry.instruments import MetricFactory
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True):
-    """Batches in flight to a replica, and the most that may be."""
+    """Batches in flight to a replica, and the most that may be.
+
+    slowness: times that its batches take as long as those of the fastest replica of its upstream.
+    """
 
     upstream: str
     replica: str
     batches: int
     window: int
+    slowness: float = 1.0
 
 
 class Sources(msgspec.Struct, frozen=True):
@@ -38,7 +43,8 @@ class Sources(msgspec.Struct, frozen=True):
 
     lanes, engines: by upstream. in_flight: number of calls, and bytes of their bodies. cache: bytes and
     evictions. budgets: spent shares. judged: models that have several upstreams, with each of these. stored:
-    numbers of stored keys and tenants.
+    numbers of stored keys and tenants. configured: facts of the configuration, which do not change before the
+    next one. store_memory: of the shared store.
     """
 
     lanes: Mapping[str, Callable[[], LaneBacklog]] = {}
@@ -49,6 +55,8 @@ class Sources(msgspec.Struct, frozen=True):
     budgets: ReadBudgets = tuple
     judged: frozenset[tuple[str, str]] = frozenset()
     stored: ReadStored = StoredCounts
+    configured: Configured = Configured()
+    store_memory: ReadMemory = lambda: (0, 0)
 
 
 class LoadMetrics:
@@ -85,6 +93,12 @@ class LoadMetrics:
         self._replicas = create.live(
             create.gauge("replica_in_flight_batches", "Batches in flight to a replica.", labels, "livesum"),
             create.gauge("replica_window_batches", "Batches that may be in flight.", labels, "livesum"),
+            create.gauge(
+                "replica_slowness_ratio",
+                "Times that batches take as long as alike ones at the fastest replica.",
+                labels,
+                "livemax",
+            ),
         )
         upstream = ("upstream",)
         self._lanes = create.live(
@@ -128,7 +142,7 @@ class LoadMetrics:
                 self._cosine.remove(*gone)
         self._replicas.keep_only(loads)
         for labels, load in loads.items():
-            self._replicas.show(labels, load.batches, load.window)
+            self._replicas.show(labels, load.batches, load.window, load.slowness)
         calls, held_bytes = sources.in_flight()
         self._calls_in_flight.set(calls)
         self._bytes_in_flight.set(held_bytes)

@@ -38,13 +38,14 @@ def make_key(
     scopes: Sequence[str] | None = None,
     models: Sequence[str] | None = None,
     limits: Mapping[str, LimitAmount],
+    created_by: str = "",
     configured_tenants: Collection[str] = (),
 ) -> NewKey:
     """Create a key; it is not stored yet.
 
     id_: random if None. expires: UTC if it has no time zone. scopes, models: None means all. limits: of the
-    key, in addition to its tenant's. configured_tenants: tenants of router.yaml, whose names need not be
-    segments of a path. Raises: InvalidKeySettings.
+    key, in addition to its tenant's. created_by: name of the actor. configured_tenants: tenants of
+    router.yaml, whose names need not be segments of a path. Raises: InvalidKeySettings.
     """
     if problem := id_problem(id_):
         raise InvalidKeySettings("id", problem)
@@ -64,8 +65,50 @@ def make_key(
         models=None if models is None else tuple(models),
         limits=dict(limits),
         created_s=now_s,
+        created_by=created_by,
     )
     return NewKey(text, stored)
+
+
+class CannotRotate(ValueError):
+    """A key cannot have a successor; the message says why."""
+
+
+def new_secret(id_: str | None) -> tuple[str, str]:
+    """Return id and text of a key that takes its settings from another. Raises: InvalidKeySettings."""
+    if problem := id_problem(id_):
+        raise InvalidKeySettings("id", problem)
+    id_ = id_ or _random_id()
+    return id_, random_key(id_)
+
+
+def succeed(
+    key: StoredKey, secret: tuple[str, str], overlap_s: float, created_by: str
+) -> tuple[StoredKey, StoredKey]:
+    """Return a key as it ends after the overlap, and its successor, which may do the same.
+
+    secret: id and text of the successor. created_by: name of the actor. A key that expires is succeeded by
+    one that lives as long. Raises: CannotRotate.
+    """
+    now_s = time.time()
+    if key.successor:
+        raise CannotRotate(f"the key {key.id!r} was rotated already: rotate its successor {key.successor!r}")
+    if key.expires_s is not None and key.expires_s <= now_s:
+        raise CannotRotate(f"the key {key.id!r} has expired: create another one")
+    id_, text = secret
+    expires_s = key.expires_s
+    if expires_s is not None and key.created_s:
+        expires_s = now_s + expires_s - key.created_s
+    successor = msgspec.structs.replace(
+        key,
+        id=id_,
+        digest=key_digest(text),
+        expires_s=expires_s,
+        created_s=now_s,
+        created_by=created_by,
+    )
+    ends_s = now_s + overlap_s if key.expires_s is None else min(now_s + overlap_s, key.expires_s)
+    return msgspec.structs.replace(key, expires_s=ends_s, successor=id_), successor
 
 
 def random_key(id_: str | None = None) -> str:

@@ -7,32 +7,37 @@ anything has changed, and if the store was emptied or restored from an older cop
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import msgspec
 
+from gateway.audit.records import Actor, AuditRecord, ChangedField, changed_fields
+from gateway.audit.redis_store import APPEND, AUDIT, AuditInRedis
 from gateway.config import schema as config
-from gateway.config.schema import TenantConfig, limit_problems
+from gateway.config.schema import AuditSettings, TenantConfig, end_user_limit_problems, limit_problems
+from gateway.events import AuditRecorded
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import Script, load_script
+from gateway.tenants.audited import (
+    key_created,
+    key_revoked,
+    key_rotated,
+    tenant_fields,
+    tenant_put,
+    tenant_removed,
+)
 from gateway.tenants.keyring import StoredKey
 
 logger = logging.getLogger("gateway")
 
 # Settings of a tenant, None before there is one, to its new settings. Raises: ValueError.
 SettingsChange: TypeAlias = Callable[[TenantConfig | None], TenantConfig]
-
-
-class ChangedField(msgspec.Struct, frozen=True):
-    """A field that was changed. field: with the names of limits, as in `limits.tokens_per_day`.
-
-    was, is: None for a field that is not set.
-    """
-
-    field: str
-    was: Any = None
-    now: Any = msgspec.field(default=None, name="is")
+# A stored key to the same key as it ends, and its successor. Raises: ValueError.
+Succession: TypeAlias = Callable[[StoredKey], tuple[StoredKey, StoredKey]]
+# Logs the record of a change that was made.
+ObserveRecord: TypeAlias = Callable[[AuditRecorded], None]
 
 
 class TenantChange(msgspec.Struct, frozen=True):
@@ -45,13 +50,15 @@ class TenantChange(msgspec.Struct, frozen=True):
     @property
     def changes(self) -> list[ChangedField]:
         """Fields that differ, in the order of the settings."""
-        was, now = _fields(self.before or TenantConfig()), _fields(self.after)
-        names = dict.fromkeys((*was, *now))
-        return [
-            ChangedField(name, was.get(name), now.get(name))
-            for name in names
-            if was.get(name) != now.get(name)
-        ]
+        return changed_fields(tenant_fields(self.before or TenantConfig()), tenant_fields(self.after))
+
+
+class KeyRotation(msgspec.Struct, frozen=True):
+    """Outcome of replacing a key. before, after: the key that ends. successor: as it is stored."""
+
+    before: StoredKey
+    after: StoredKey
+    successor: StoredKey
 
 
 def merged(before: TenantConfig | None, patch: Mapping[str, Any]) -> TenantConfig:
@@ -81,19 +88,6 @@ def _merged(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
     return fields
 
 
-def _fields(settings: TenantConfig) -> dict[str, Any]:
-    """Return the settings by name, with each limit by its own; without keys, which are stored apart."""
-    fields = msgspec.to_builtins(settings)
-    fields.pop("keys")
-    limits = {f"limits.{name}": amount for name, amount in fields.pop("limits").items()}
-    of_models = {
-        f"model_limits.{model}.{name}": amount
-        for model, found in fields.pop("model_limits").items()
-        for name, amount in found.items()
-    }
-    return {"models": fields.pop("models"), **limits, **of_models, **fields}
-
-
 # Under one hash tag: a script changes them together.
 KEYS = "gw:{store}:keys"
 TENANTS = "gw:{store}:tenants"
@@ -102,11 +96,15 @@ VERSION = "gw:{store}:version"
 FIRST_KEY = "gw:{store}:first_key"
 # Keys and tenants that operators removed lately, by time.
 REMOVALS = "gw:{store}:removals"
+# Days on which keys were used last, by id.
+KEY_DAYS = "gw:{store}:key_days"
 # No gateway keeps what it lost for longer.
 REMOVALS_KEPT_S = 30 * 24 * 3600
-CHANGE = load_script("version", "change", package="gateway.tenants")
-CREATE_KEY = load_script("version", "create_key", package="gateway.tenants")
-REMOVE_TENANT = load_script("version", "remove_tenant", package="gateway.tenants")
+CHANGE, CREATE_KEY, ROTATE_KEY, REMOVE_TENANT = (
+    load_script("version", name, package="gateway.tenants", library=APPEND)
+    for name in ("change", "create_key", "rotate_key", "remove_tenant")
+)
+NOTE_USES = load_script("note_uses", package="gateway.tenants")
 LOOK = load_script("look", package="gateway.tenants")
 # Others may change a tenant between reading and writing it.
 CHANGE_ATTEMPTS = 20
@@ -139,26 +137,84 @@ class StoreState(msgspec.Struct, frozen=True):
 
 
 class TenantStore:
-    """Store of keys and tenants. All operations raise StoreUnavailable if Redis does not reply."""
+    """Store of keys and tenants. All operations raise StoreUnavailable if Redis does not reply.
 
-    def __init__(self, client: RedisClient) -> None:
+    Each change is recorded in the same step as it is made. audit: bounds of the records. observe: logs them.
+    """
+
+    def __init__(
+        self,
+        client: RedisClient,
+        audit: AuditSettings = AuditSettings(),  # noqa: B008 - it is frozen
+        observe: ObserveRecord = lambda _: None,
+    ) -> None:
         self._client = client
+        self._audit = AuditInRedis(client, audit)
+        self._observe = observe
 
-    async def create_key(self, key: StoredKey) -> KeyCreation:
+    async def create_key(self, key: StoredKey, *, by: Actor) -> KeyCreation:
         """Add a key, unless there is one of the same id."""
+        records = key_created(key, by)
         argument = {
             "version": _new_version(),
             "id": key.id,
             "key": msgspec.json.encode(key).decode(),
             "tenant": key.tenant,
+            "audit": self._audit.argument(records),
         }
-        reply = await self._run(CREATE_KEY, (KEYS, TENANTS, VERSION), argument)
-        return msgspec.msgpack.decode(reply, type=KeyCreation)
+        reply = await self._run(CREATE_KEY, (KEYS, TENANTS, VERSION, AUDIT), argument)
+        creation = msgspec.msgpack.decode(reply, type=KeyCreation)
+        self._log(records if creation.is_created else ())
+        return creation
 
-    async def revoke(self, id_: str) -> bool:
-        """Remove a key; return False if there is none of that id."""
-        removed, _ = await self._change(KEYS, id_, removal_of_key(id_))
-        return removed > 0
+    async def revoke(self, id_: str, *, by: Actor, is_kept: bool = False) -> bool:
+        """Remove a key; return False if there is none of that id.
+
+        A store that answers late removes it all the same: its record then lacks what the key was. is_kept:
+        gateways accept the key although the store has lost it, which this ends.
+        """
+        for _ in range(CHANGE_ATTEMPTS):
+            try:
+                stored = await self._client.execute("HGET", KEYS, id_) or b""
+            except StoreUnavailable:
+                stored = None
+            key = _read_key(id_, stored) if stored else None
+            removed, _ = await self._change(
+                KEYS, id_, removal_of_key(id_), key_revoked(id_, key, by), expected=stored, is_kept=is_kept
+            )
+            if removed >= 0:
+                return removed > 0
+        raise _contended(f"the key {id_!r}")
+
+    async def rotate_key(self, id_: str, succession: Succession, *, by: Actor) -> KeyRotation | None:
+        """Let a key end, and create its successor; return None if there is no key of that id.
+
+        Raises: ValueError as the function, or if there is a key of the successor's id.
+        """
+        for _ in range(CHANGE_ATTEMPTS):
+            stored = await self._client.execute("HGET", KEYS, id_)
+            before = None if stored is None else _read_key(id_, stored)
+            if before is None:
+                return None
+            after, successor = succession(before)
+            records = key_rotated(before, after, successor, by)
+            argument = {
+                "version": _new_version(),
+                "id": id_,
+                "expected": stored.decode(),
+                "value": msgspec.json.encode(after).decode(),
+                "successor": successor.id,
+                "key": msgspec.json.encode(successor).decode(),
+                "audit": self._audit.argument(records),
+            }
+            reply = await self._run(ROTATE_KEY, (KEYS, VERSION, AUDIT), argument)
+            outcome = msgspec.msgpack.decode(reply, type=int)
+            if outcome == 0:
+                raise KeyExists(successor.id)
+            if outcome > 0:
+                self._log(records)
+                return KeyRotation(before, after, successor)
+        raise _contended(f"the key {id_!r}")
 
     async def keys(self) -> list[StoredKey]:
         """Return every key, by id. A key that cannot be read is logged and left out."""
@@ -166,11 +222,20 @@ class TenantStore:
         keys = [_read_key(_text(id_), value) for id_, value in fields.items()]
         return sorted((key for key in keys if key is not None), key=lambda key: key.id)
 
-    async def put_tenant(self, name: str, settings: config.TenantConfig) -> bool:
-        """Add a tenant, or replace its settings. Return True if it is the first one."""
-        return (await self.change_tenant(name, lambda _: settings)).is_first
+    async def note_uses(self, days: Mapping[str, str]) -> None:
+        """Note the days on which keys were used last, by id."""
+        await self._run(NOTE_USES, (KEYS, KEY_DAYS), {"days": dict(days)})
 
-    async def change_tenant(self, name: str, change: SettingsChange) -> TenantChange:
+    async def last_uses(self) -> dict[str, str]:
+        """Return the days on which keys were used last, by id."""
+        days = await self._client.execute("HGETALL", KEY_DAYS)
+        return {_text(id_): _text(day) for id_, day in days.items()}
+
+    async def put_tenant(self, name: str, settings: config.TenantConfig, *, by: Actor) -> bool:
+        """Add a tenant, or replace its settings. Return True if it is the first one."""
+        return (await self.change_tenant(name, lambda _: settings, by=by)).is_first
+
+    async def change_tenant(self, name: str, change: SettingsChange, *, by: Actor) -> TenantChange:
         """Replace the settings of a tenant by what a function makes of them. Raises: as the function.
 
         What another client stores meanwhile is not lost: the function is called again with it.
@@ -178,31 +243,40 @@ class TenantStore:
         for _ in range(CHANGE_ATTEMPTS):
             stored = await self._client.execute("HGET", TENANTS, name)
             before = None if stored is None else _read_tenant(name, stored)
-            after = change(before)
-            value = msgspec.json.encode(after).decode()
-            try:
-                expected = (stored or b"").decode()
-            except UnicodeDecodeError:
-                # No release has written it.
-                expected = None
-            removed, is_first = await self._change(TENANTS, name, removal_of_tenant(name), value, expected)
+            changed = TenantChange(before, change(before), is_first=False)
+            value = msgspec.json.encode(changed.after).decode()
+            records = tenant_put(name, before, changed.changes, by)
+            removed, is_first = await self._change(
+                TENANTS, name, removal_of_tenant(name), records, value=value, expected=stored or b""
+            )
             if removed >= 0:
-                return TenantChange(before, after, is_first)
-        raise StoreUnavailable(f"others change the tenant {name!r} all the time; try again")
+                return msgspec.structs.replace(changed, is_first=is_first)
+        raise _contended(f"the tenant {name!r}")
 
-    async def remove_tenant(self, name: str) -> bool:
+    async def remove_tenant(self, name: str, *, by: Actor) -> bool:
         """Remove a tenant with its keys, which would be refused without it.
 
-        Return False if neither exists.
+        Return False if neither exists. A store that answers late removes them all the same: their record then
+        lacks what they were.
         """
-        argument: dict[str, str | int] = {
-            "version": _new_version(),
-            "tenant": name,
-            "removal": removal_of_tenant(name),
-            "kept": REMOVALS_KEPT_S,
-        }
-        removed = await self._run(REMOVE_TENANT, (KEYS, TENANTS, VERSION, REMOVALS), argument)
-        return msgspec.msgpack.decode(removed, type=int) > 0
+        for _ in range(CHANGE_ATTEMPTS):
+            argument: dict[str, Any] = {"version": _new_version(), "tenant": name, "kept": REMOVALS_KEPT_S}
+            argument["removal"] = removal_of_tenant(name)
+            try:
+                argument["expected"] = _text(await self._client.execute("GET", VERSION) or b"")
+                stored = await self._client.execute("HGET", TENANTS, name)
+                settings = None if stored is None else _read_tenant(name, stored)
+                records = tenant_removed(name, settings, await self._ids_of(name), by)
+            except StoreUnavailable:
+                argument.pop("expected", None)
+                records = tenant_removed(name, None, (), by)
+            argument["audit"] = self._audit.argument(records)
+            keys = (KEYS, TENANTS, VERSION, REMOVALS, AUDIT, KEY_DAYS)
+            removed = msgspec.msgpack.decode(await self._run(REMOVE_TENANT, keys, argument), type=int)
+            if removed >= 0:
+                self._log(records if removed else ())
+                return removed > 0
+        raise _contended("keys and tenants")
 
     async def tenants(self) -> dict[str, config.TenantConfig]:
         """Return every tenant, by name. A tenant that cannot be read may use no model."""
@@ -247,28 +321,76 @@ class TenantStore:
         await self._client.aclose()
 
     async def _change(
-        self, hash_: str, field: str, removal: str, value: str | None = None, expected: str | None = None
+        self,
+        hash_: str,
+        field: str,
+        removal: str,
+        records: Sequence[AuditRecord],
+        *,
+        value: str | None = None,
+        expected: bytes | None,
+        is_kept: bool = False,
     ) -> tuple[int, bool]:
-        """Set or remove a field. Return the number of removed fields, and if there was no tenant before.
+        """Set or remove a field, and record that.
 
-        expected: the value that the field has, empty for none. If it has another, nothing is changed, and the
-        number is -1.
+        Return the number of removed fields, and if there was no tenant before. expected: the value that the
+        field has, empty for none. If it has another, nothing is changed, and the number is -1. None is any.
         """
-        argument: dict[str, str | int] = {
+        argument: dict[str, Any] = {
             "version": _new_version(),
             "field": field,
             "removal": removal,
             "kept": REMOVALS_KEPT_S,
         }
+        if records:
+            argument |= {"audit": self._audit.argument(records), "kept_elsewhere": is_kept}
         if value is not None:
             argument["value"] = value
         if expected is not None:
-            argument["expected"] = expected
-        reply = await self._run(CHANGE, (hash_, VERSION, TENANTS, REMOVALS), argument)
-        return msgspec.msgpack.decode(reply, type=tuple[int, bool])
+            # Otherwise no release has written it.
+            with suppress(UnicodeDecodeError):
+                argument["expected"] = expected.decode()
+        reply = await self._run(CHANGE, (hash_, VERSION, TENANTS, REMOVALS, AUDIT, KEY_DAYS), argument)
+        removed, is_first = msgspec.msgpack.decode(reply, type=tuple[int, bool])
+        if removed > 0 or (removed == 0 and (value is not None or is_kept)):
+            self._log(records)
+        return removed, is_first
 
-    async def _run(self, script: Script, keys: Sequence[str], argument: Mapping[str, str | int]) -> bytes:
+    async def _ids_of(self, tenant: str) -> list[str]:
+        """Return the ids of a tenant's keys, even of those that cannot be read otherwise."""
+        fields = await self._client.execute("HGETALL", KEYS)
+        return sorted(_text(id_) for id_, value in fields.items() if _tenant_of(value) == tenant)
+
+    def _log(self, records: Sequence[AuditRecord]) -> None:
+        for record in records:
+            self._observe(record.event())
+
+    async def _run(self, script: Script, keys: Sequence[str], argument: Mapping[str, Any]) -> bytes:
         return await self._client.run_script(script, keys, msgspec.msgpack.encode(argument))
+
+
+class KeyExists(ValueError):
+    """There is a key of an id that a new key should have."""
+
+    def __init__(self, id_: str) -> None:
+        super().__init__(f"there is a key {id_!r} already")
+
+
+def _contended(what: str) -> StoreUnavailable:
+    return StoreUnavailable(f"others change {what} all the time; try again")
+
+
+class _Owned(msgspec.Struct):
+    """The part of a stored key that names its tenant."""
+
+    tenant: str = ""
+
+
+def _tenant_of(value: bytes) -> str:
+    try:
+        return msgspec.json.decode(value, type=_Owned).tenant
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def removal_of_key(id_: str) -> str:
@@ -319,6 +441,8 @@ def check_limits(keys: Iterable[StoredKey], tenants: Iterable[config.TenantConfi
     found = [key.limits for key in keys]
     for tenant in tenants:
         found += (tenant.limits, *tenant.model_limits.values())
+        for name, problem in end_user_limit_problems(tenant.end_user_limits).items():
+            raise ValueError(f"{name}: {problem}")
     for limits in found:
         for name, problem in limit_problems(limits).items():
             raise ValueError(f"{name}: {problem}")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -21,7 +22,7 @@ from backends.contract import (
 from backends.kinds import KINDS
 from backends.torch.wire import socket_and_base
 from gateway.config.schema import UpstreamSettings
-from gateway.events import ConnectionFaulted, Observe
+from gateway.events import ConnectionFaulted, Observe, UpstreamServer
 from gateway.lane.lane import Lane
 from gateway.lane.retries import LaneSettings
 from gateway.lane.slices import Bounds, ConfiguredBounds, bounds_of, tightest
@@ -37,6 +38,14 @@ from gateway.vector_spaces.store import FingerprintStore
 
 OpenReplica = Callable[[BackendKind, ReplicaSpec], Backend]
 
+DEFAULT_PORTS = {"http": 80, "https": 443}
+# OpenTelemetry's names of hosted APIs in OpenAI's form, by the end of their host; others are `openai`.
+HOSTED_PROVIDERS = {
+    ".openai.azure.com": "azure.ai.openai",
+    "api.mistral.ai": "mistral_ai",
+    "generativelanguage.googleapis.com": "gcp.gemini",
+    "aiplatform.googleapis.com": "gcp.vertex_ai",
+}
 # One batch runs and one is ready, or two run. A third would wait in the engine, out of reach of the lane's
 # priorities.
 ENGINE_WINDOW = 2
@@ -222,7 +231,20 @@ def create_replica(settings: UpstreamSettings, place: ReplicaAddress, opener: Re
     start = KINDS[settings.backend].window or SIZE_START
     small_batch_slots = 1 if fixed else KINDS[settings.backend].small_batch_slots
     backend = opener.open(settings.backend, place.name, spec)
-    return Replica(place.name, backend, Window(fixed, start=start), small_batch_slots)
+    window = Window(fixed, start=start)
+    return Replica(place.name, backend, window, small_batch_slots, server_of(settings.backend, place.address))
+
+
+def server_of(backend: BackendKind, address: str) -> UpstreamServer:
+    """Return the server at the address of a replica, as OpenTelemetry names it."""
+    if backend == "torch":
+        return UpstreamServer(backend, socket_and_base(address)[0])
+    parts = urlsplit(address)
+    host = parts.hostname or ""
+    provider: str = backend
+    if backend == "openai":
+        provider = next((name for end, name in HOSTED_PROVIDERS.items() if host.endswith(end)), backend)
+    return UpstreamServer(provider, host, parts.port or DEFAULT_PORTS.get(parts.scheme))
 
 
 def _headers_of(settings: UpstreamSettings) -> dict[str, str]:

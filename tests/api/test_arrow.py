@@ -22,6 +22,7 @@ from gateway.upstreams.fair_threads import THREADS
 from tests.conftest import CONFIG, Running, running_gateway
 from tests.fakes.arrow_memory import counted_memory
 from tests.fakes.hooks import SPLADE, until
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei, vector_of
 from tests.waiting import PATIENCE_S
 
@@ -168,6 +169,14 @@ def views(*texts: str | None) -> pa.DictionaryArray:
     )
 
 
+def equal_views(valid: Any = None, first: bytes = b"") -> Any:
+    """Return 20 views of the same 60,000 bytes, after a first view."""
+    word = b"x" * 60_000
+    view = len(word).to_bytes(4, "little") + word[:4] + bytes(8)
+    buffers = [valid, pa.py_buffer(first + view * 20), pa.py_buffer(word)]
+    return pa.Array.from_buffers(pa.string_view(), 20 + bool(first), buffers)
+
+
 def test_a_dictionary_of_views_is_read() -> None:
     batch = pa.record_batch([views("a", None, LONG, "a")], names=["text"])
     rows, texts = read_texts(written([batch]), 10, 1000)
@@ -185,10 +194,7 @@ def test_texts_of_several_batches_count_together(kind: pa.DataType) -> None:
 
 
 def test_views_of_a_dictionary_that_share_their_bytes_count_each_time() -> None:
-    word = b"x" * 60_000
-    view = len(word).to_bytes(4, "little") + word[:4] + bytes(8)
-    values = pa.Array.from_buffers(pa.string_view(), 20, [None, pa.py_buffer(view * 20), pa.py_buffer(word)])
-    column = pa.DictionaryArray.from_arrays(pa.array([0], pa.uint32()), values)
+    column = pa.DictionaryArray.from_arrays(pa.array([0], pa.uint32()), equal_views())
     body = written([pa.record_batch([column], names=["text"])])
     assert len(body) < 100_000
     with pytest.raises(InvalidInput, match="more than 1000000 bytes together"):
@@ -198,10 +204,7 @@ def test_views_of_a_dictionary_that_share_their_bytes_count_each_time() -> None:
 @pytest.mark.parametrize("kind", [pa.string_view(), *TEXT_TYPES[3:]], ids=str)
 def test_texts_that_share_their_bytes_count_each_time(kind: pa.DataType) -> None:
     if pa.types.is_string_view(kind):
-        word = b"x" * 60_000
-        view = len(word).to_bytes(4, "little") + word[:4] + bytes(8)
-        column = pa.Array.from_buffers(kind, 20, [None, pa.py_buffer(view * 20), pa.py_buffer(word)])
-        body = written([pa.record_batch([column], names=["text"])])
+        body = written([pa.record_batch([equal_views()], names=["text"])])
     else:
         body = stream(["x" * 60_000] * 20, kind=kind)
     assert len(body) < 100_000
@@ -288,13 +291,8 @@ def test_an_index_outside_the_dictionary_is_refused(index: int) -> None:
 @pytest.mark.parametrize("in_dictionary", [False, True])
 def test_views_of_nulls_do_not_make_room_for_other_texts(in_dictionary: bool) -> None:
     """Their lengths are undefined: here a negative one."""
-    word = b"x" * 60_000
-    view = len(word).to_bytes(4, "little") + word[:4] + bytes(8)
     null = (-(2**31)).to_bytes(4, "little", signed=True) + bytes(12)
-    valid = pa.py_buffer((2**21 - 2).to_bytes(3, "little"))
-    column = pa.Array.from_buffers(
-        pa.string_view(), 21, [valid, pa.py_buffer(null + view * 20), pa.py_buffer(word)]
-    )
+    column = equal_views(pa.py_buffer((2**21 - 2).to_bytes(3, "little")), null)
     if in_dictionary:
         column = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), column)
     body = written([pa.record_batch([column], names=["text"])])
@@ -370,7 +368,7 @@ def test_term_weights_keep_nulls_and_empty_rows() -> None:
 
 
 async def test_texts_and_vectors_travel_as_arrow() -> None:
-    async with running_gateway({"tei-0": FakeTei(), "tei-1": FakeTei(), "rerank-0": FakeTei()}) as gateway:
+    async with running_gateway(fakes()) as gateway:
         body = stream(["a b", None], ["c", LONG], kind=pa.large_string(), codec="zstd")
         reply = await send(
             gateway, "/embed?normalize=false&dimensions=4", body, accept=f'{ARROW};codecs="lz4"'
@@ -391,7 +389,7 @@ async def test_texts_and_vectors_travel_as_arrow() -> None:
 
 async def test_the_same_vectors_as_json_base64_and_arrow() -> None:
     texts = ["a b", "c", LONG]
-    async with running_gateway({"tei-0": FakeTei(), "tei-1": FakeTei(), "rerank-0": FakeTei()}) as gateway:
+    async with running_gateway(fakes()) as gateway:
         replies = [
             await gateway.client.post(
                 "/v1/embeddings", json={"input": texts, "model": "bge"}, headers=WANTED
@@ -410,8 +408,7 @@ async def test_sparse_vectors_as_arrow() -> None:
         "models:\n",
         "  splade: {backend: tei, replicas: ['http://splade']}\nmodels:\n  s: {upstream: splade}\n",
     )
-    servers = {"tei-0": FakeTei(), "tei-1": FakeTei(), "rerank-0": FakeTei()}
-    async with running_gateway(servers | {"splade": FakeTei(model_type=SPLADE)}, config) as gateway:
+    async with running_gateway({"splade": FakeTei(model_type=SPLADE)} | fakes(), config) as gateway:
         reply = await send(gateway, "/embed_sparse?model=s", stream(["a b", None]))
         plain = await gateway.client.post("/embed_sparse", json={"inputs": "a b", "model": "s"})
     (batch,) = read(reply)
@@ -444,7 +441,7 @@ async def test_sparse_vectors_as_arrow() -> None:
 async def test_bad_requests_are_refused_in_the_dialect(
     path: str, body: bytes, status: int, reason: str
 ) -> None:
-    async with running_gateway({"tei-0": FakeTei(), "tei-1": FakeTei(), "rerank-0": FakeTei()}) as gateway:
+    async with running_gateway(fakes()) as gateway:
         reply = await send(gateway, path, body)
     assert (status, "application/json") == (reply.status_code, reply.headers["content-type"])
     assert reason in reply.text
@@ -463,7 +460,7 @@ async def busy_gateway(
         return read_now(*arguments, **named)
 
     monkeypatch.setattr(arrow, "read_texts", read_later)
-    async with running_gateway({"tei-0": FakeTei(), "tei-1": FakeTei(), "rerank-0": FakeTei()}) as gateway:
+    async with running_gateway(fakes()) as gateway:
         tasks = [asyncio.create_task(send(gateway, "/embed", stream(["a"]))) for _ in range(calls)]
         try:
             await until(lambda: len(names) == THREADS)
@@ -546,7 +543,7 @@ def test_an_error_names_the_row_of_its_input() -> None:
 
 
 async def test_nulls_need_an_arrow_reply() -> None:
-    async with running_gateway({"tei-0": FakeTei(), "tei-1": FakeTei(), "rerank-0": FakeTei()}) as gateway:
+    async with running_gateway(fakes()) as gateway:
         refused = await send(gateway, "/embed", stream(["a", None]), accept="application/json")
         served = await send(gateway, "/embed", stream(["a"]), accept="application/json")
     assert (422, 200) == (refused.status_code, served.status_code)
@@ -555,7 +552,7 @@ async def test_nulls_need_an_arrow_reply() -> None:
 
 
 async def test_the_document_names_the_paths_that_take_arrow() -> None:
-    async with running_gateway({"tei-0": FakeTei(), "tei-1": FakeTei(), "rerank-0": FakeTei()}) as gateway:
+    async with running_gateway(fakes()) as gateway:
         paths = (await gateway.client.get("/docs/openapi.json")).json()["paths"]
     found = set()
     for path, item in paths.items():
@@ -573,7 +570,7 @@ async def test_the_document_names_the_paths_that_take_arrow() -> None:
 
 async def test_without_the_package_arrow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow, "find_spec", lambda _: None)
-    async with running_gateway({"tei-0": FakeTei(), "tei-1": FakeTei(), "rerank-0": FakeTei()}) as gateway:
+    async with running_gateway(fakes()) as gateway:
         sent = await send(gateway, "/embed", stream(["a"]))
         wanted = await gateway.client.post("/embed", json={"inputs": "a"}, headers=WANTED)
     assert [415, 415] == [sent.status_code, wanted.status_code]

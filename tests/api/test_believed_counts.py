@@ -3,8 +3,8 @@
 The servers are on real ports; the tokenizer is that of a small checkpoint.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +53,15 @@ class CountingTei(FakeTei):
         return body
 
 
-@contextmanager
-def served(*servers: FakeTei, settings: str = "") -> Iterator[str]:
-    """Serve on ports and yield the configuration of a gateway in front."""
+@asynccontextmanager
+async def served(boot: Boots, *servers: FakeTei, settings: str = "") -> AsyncIterator[Running]:
+    """Serve on ports and yield a gateway in front."""
     with ExitStack() as stack:
         urls = [stack.enter_context(serve_in_thread(server)) for server in servers]
-        yield (
-            f"upstreams: {{only: {{backend: tei, policy: round_robin, replicas: {urls}{settings}}}}}\n"
-            "models: {m: {upstream: only}}\n"
-        )
+        config = f"upstreams: {{only: {{backend: tei, policy: round_robin, replicas: {urls}{settings}}}}}\n"
+        config += "models: {m: {upstream: only}}\n"
+        async with boot({}, config, sockets=True) as gateway:
+            yield gateway
 
 
 async def embed(gateway: Running, *texts: str) -> httpx.Response:
@@ -80,9 +80,8 @@ async def test_missing_and_impossible_headers_are_not_believed(
     server = FakeTei(**({"model_type": RERANKER} if path == "/rerank" else {}))
     server.headers_sent = {"x-compute-tokens": sent}
     body = {"query": "q", "texts": TEXTS} if path == "/rerank" else {"inputs": TEXTS, "normalize": False}
-    with served(server, settings=f", tokenizer: {checkpoint}") as config:
-        async with boot({}, config, sockets=True) as gateway:
-            reply = await gateway.post(path, body | {"model": "m"})
+    async with served(boot, server, settings=f", tokenizer: {checkpoint}") as gateway:
+        reply = await gateway.post(path, body | {"model": "m"})
 
     assert 200 == reply.status_code, reply.text
     counted = int(reply.headers["x-compute-tokens"])
@@ -94,21 +93,19 @@ async def test_missing_and_impossible_headers_are_not_believed(
 async def test_without_a_tokenizer_the_upper_bound_counts(boot: Boots) -> None:
     server = FakeTei()
     server.headers_sent = {"x-compute-tokens": None}
-    with served(server) as config:
-        async with boot({}, config, sockets=True) as gateway:
-            reply = await gateway.post("/embed", {"inputs": TEXTS, "normalize": False, "model": "m"})
+    async with served(boot, server) as gateway:
+        reply = await gateway.post("/embed", {"inputs": TEXTS, "normalize": False, "model": "m"})
 
     assert int(reply.headers["x-compute-tokens"]) >= sum(len(text.split()) + 2 for text in TEXTS)
 
 
 async def test_reply_of_another_batch_is_refused_and_retried_elsewhere(boot: Boots, checkpoint: str) -> None:
     servers = [CountingTei(), CountingTei()]
-    with served(*servers, settings=f", tokenizer: {checkpoint}, in_flight_batches: 4") as config:
-        async with boot({}, config, sockets=True) as gateway:
-            for _ in range(4):
-                assert_vectors(await embed(gateway, "one"), "one")
-            servers[0].echo_once = True
-            replies = [await embed(gateway, text) for text in ("two three", "four five six")]
+    async with served(boot, *servers, settings=f", tokenizer: {checkpoint}, in_flight_batches: 4") as gateway:
+        for _ in range(4):
+            assert_vectors(await embed(gateway, "one"), "one")
+        servers[0].echo_once = True
+        replies = [await embed(gateway, text) for text in ("two three", "four five six")]
 
     assert not servers[0].echo_once
     assert_vectors(replies[0], "two three")
@@ -119,12 +116,11 @@ async def test_reply_of_another_batch_reaches_no_caller_of_a_single_server(
     boot: Boots, checkpoint: str
 ) -> None:
     server = CountingTei()
-    with served(server, settings=f", tokenizer: {checkpoint}") as config:
-        async with boot({}, config, sockets=True) as gateway:
-            assert_vectors(await embed(gateway, "one"), "one")
-            server.echo_once = True
-            # It is asked again: it works for a plain text.
-            assert_vectors(await embed(gateway, "two three"), "two three")
+    async with served(boot, server, settings=f", tokenizer: {checkpoint}") as gateway:
+        assert_vectors(await embed(gateway, "one"), "one")
+        server.echo_once = True
+        # It is asked again: it works for a plain text.
+        assert_vectors(await embed(gateway, "two three"), "two three")
 
     assert not server.echo_once
 
@@ -134,9 +130,8 @@ async def test_server_that_counts_differently_is_not_believed_and_named_once(
 ) -> None:
     server = CountingTei()
     server.off_by = 3
-    with served(server, settings=f", tokenizer: {checkpoint}") as config:
-        async with boot({}, config, sockets=True) as gateway:
-            replies = [await embed(gateway, *TEXTS) for _ in range(3)]
+    async with served(boot, server, settings=f", tokenizer: {checkpoint}") as gateway:
+        replies = [await embed(gateway, *TEXTS) for _ in range(3)]
 
     for reply in replies:
         assert_vectors(reply, *TEXTS)

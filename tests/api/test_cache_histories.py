@@ -225,4 +225,4 @@ class TwoGateways(RuleBasedStateMachine):
 
 
 TestWithMemory = TwoGateways.TestCase
-TestWithMemory.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestWithMemory.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

@@ -10,6 +10,7 @@ import pytest
 from gateway.events import CanaryCompared, CopyFinished, UpstreamJudged, UpstreamTried
 from gateway.tenants.keyring import key_digest
 from gateway.upstreams import copies
+from tests.api.test_upstream_groups import embed, embed_each
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
 from tests.fakes.openai import FakeOpenAI
@@ -31,10 +32,6 @@ tenants:
 """
 
 
-async def embed(gateway: Running, *texts: str) -> httpx.Response:
-    return await gateway.post("/v1/embeddings", {"model": "m", "input": list(texts or ("a",))})
-
-
 def of_kind(gateway: Running, kind: type) -> list[Any]:
     return [event for event in gateway.events if isinstance(event, kind)]
 
@@ -45,8 +42,7 @@ def served(gateway: Running) -> Counter[str]:
 
 async def test_a_canary_serves_its_share_and_is_compared(boot: Boots) -> None:
     async with boot({"a": FakeTei(), "b": FakeTei()}, CANARY) as gateway:
-        for number in range(40):
-            assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+        await embed_each(gateway, 40)
         await until(lambda: len(of_kind(gateway, CanaryCompared)) >= 9)
         metrics = (await gateway.client.get("/metrics")).text
         (model,) = (await gateway.client.get("/admin/status")).json()["models"]
@@ -106,8 +102,7 @@ async def test_a_reload_puts_a_withdrawn_canary_back(boot: Boots) -> None:
         assert gateway.application.gateway.serving.groups["m"].judge.canary.withdrawn
         gateway.follow(CANARY)
         assert not gateway.application.gateway.serving.groups["m"].judge.canary.withdrawn
-        for number in range(12):
-            assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+        await embed_each(gateway, 12)
 
     assert served(gateway)["b"] >= 2
 
@@ -116,8 +111,7 @@ async def test_a_canary_of_another_space_serves_nothing(boot: Boots) -> None:
     other = FakeTei()
     other.space = "other"
     async with boot({"a": FakeTei(), "b": other}, CANARY) as gateway:
-        for number in range(12):
-            assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+        await embed_each(gateway, 12)
         judgements = gateway.application.gateway.serving.groups["m"].judge.judgements
 
     assert "refused" == judgements["b"].standing
@@ -128,8 +122,7 @@ async def test_calls_of_a_canary_that_fails_are_served_by_the_others(boot: Boots
     failing = FakeTei()
     async with boot({"a": FakeTei(), "b": failing}, CANARY) as gateway:
         failing.hook = respond_with(500)
-        for number in range(40):
-            assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+        await embed_each(gateway, 40)
 
     assert {"a"} == set(served(gateway))
 
@@ -163,8 +156,7 @@ async def test_errors_of_a_mirror_are_counted_and_reach_no_caller(
 ) -> None:
     mirror = tei_with_hook(hook)
     async with boot({"a": FakeTei(), "b": mirror}, MIRROR) as gateway:
-        for number in range(4):
-            assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+        await embed_each(gateway, 4)
         await until(lambda: bool(of_kind(gateway, CopyFinished)))
 
     assert outcome in {event.outcome for event in of_kind(gateway, CopyFinished)}
@@ -178,8 +170,7 @@ async def test_a_mirror_that_hangs_holds_a_bounded_number_of_copies(
     mirror = tei_with_hook(gate)
     config = MIRROR.replace("share: 0.5", "share: 1")
     async with boot({"a": FakeTei(), "b": mirror}, config) as gateway:
-        for number in range(40):
-            assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+        await embed_each(gateway, 40)
         dropped = [event for event in of_kind(gateway, CopyFinished) if event.outcome == "dropped"]
         assert 28 == len(dropped)
         gate.opened.set()

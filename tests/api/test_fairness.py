@@ -1,7 +1,6 @@
 """Fairness between tenants: the reserved last slot, priorities, and a tenant's queue bound."""
 
 import asyncio
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from tests.conftest import KEY, Boots, Running
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import Gate, until
 from tests.fakes.tei import FakeTei
-from tests.waiting import PATIENCE_S
 
 CONFIG = f"""
 upstreams:
@@ -23,6 +21,12 @@ tenants:
   victim: {{keys: ["{key_digest("victim-key")}"]}}
 """
 VICTIM = {"authorization": "Bearer victim-key"}
+
+
+async def until_queued(gateway: Running, calls: int) -> None:
+    """Wait until this many calls of one input are queued."""
+    lane = gateway.application.gateway.upstreams["one"].lanes["texts"]
+    await until(lambda: lane.backlog().inputs == calls)
 
 
 def gated() -> tuple[FakeTei, Gate]:
@@ -67,24 +71,14 @@ async def test_two_tenants_share_a_request_if_tokens_are_counted(boot: Boots, tm
         first = asyncio.create_task(gateway.post("/v1/embeddings", {"input": "first"}))
         await until(lambda: gate.waiting == 1)
         long_call = asyncio.create_task(gateway.post("/v1/embeddings", {"input": "one two three"}))
-        queued_tokens = await queued_past(gateway, 0)
+        await until_queued(gateway, 1)
         other_call = asyncio.create_task(gateway.client.post("/v1/embeddings", json=body, headers=VICTIM))
-        await queued_past(gateway, queued_tokens)
+        await until_queued(gateway, 2)
         gate.opened.set()
         replies = await asyncio.gather(long_call, other_call, first)
 
     assert [5, 3, 3] == [reply.json()["usage"]["prompt_tokens"] for reply in replies]
     assert ["one", "one two three"] == sorted(server.requests[-1][1]["input"])
-
-
-async def queued_past(gateway: Running, tokens: float) -> float:
-    """Wait until more tokens than this are queued, and return how many are."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            page = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
-            match = re.search(r"^gateway_lane_queued_tokens\{.*\} (\S+)", page, re.MULTILINE)
-            if match and float(match[1]) > tokens:
-                return float(match[1])
 
 
 async def test_call_may_lower_its_own_priority(boot: Boots) -> None:
@@ -97,9 +91,9 @@ async def test_call_may_lower_its_own_priority(boot: Boots) -> None:
         held = [call(f"held {i}") for i in range(4)]
         await until(lambda: gate.waiting == 4)
         bulk = call("bulk", x_priority="bulk")
-        queued_tokens = await queued_past(gateway, 0)
+        await until_queued(gateway, 1)
         query = call("query", x_priority="interactive")
-        await queued_past(gateway, queued_tokens)
+        await until_queued(gateway, 2)
         gate.opened.set()
         await asyncio.gather(*held, bulk, query)
 

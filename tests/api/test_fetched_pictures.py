@@ -1,6 +1,8 @@
 """Pictures by their addresses, in every dialect: fetched where `media.fetch` allows it, else refused."""
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -9,8 +11,8 @@ from backends.http.media import probe_recording
 from gateway.api.server.in_flight import HeldBody
 from gateway.tenants.keyring import key_digest
 from tests.api.test_picture_dialects import CONFIG, message, picture_part, vectors_in
-from tests.conftest import KEY, Boots
-from tests.fakes.picture_host import reply, serving
+from tests.conftest import KEY, Boots, Running
+from tests.fakes.picture_host import PictureHost, reply, serving
 from tests.fakes.vllm import FakeVllm
 from tests.pictures import encoded, noise
 
@@ -44,9 +46,18 @@ def bodies(url: str) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-async def test_every_dialect_fetches_and_sends_on_only_bytes(boot: Boots) -> None:
+@asynccontextmanager
+async def fetching(
+    boot: Boots, content: bytes = PNG, more: str = ""
+) -> AsyncIterator[tuple[PictureHost, Running]]:
+    """Serve content, and boot a gateway with a model of pictures that may fetch it. more: of the config."""
     server = FakeVllm(images=True)
-    async with serving(reply(PNG)) as host, boot({"one": server}, config_of(host.port)) as gateway:
+    async with serving(reply(content)) as host, boot({"one": server}, config_of(host.port) + more) as gateway:
+        yield host, gateway
+
+
+async def test_every_dialect_fetches_and_sends_on_only_bytes(boot: Boots) -> None:
+    async with fetching(boot) as (host, gateway):
         url = f"http://127.0.0.1:{host.port}/a.png"
         for path, body in bodies(url):
             answer = await gateway.post(path, body)
@@ -57,10 +68,7 @@ async def test_every_dialect_fetches_and_sends_on_only_bytes(boot: Boots) -> Non
 
 
 async def test_a_request_of_many_addresses_fetches_none(boot: Boots) -> None:
-    async with (
-        serving(reply(PNG)) as host,
-        boot({"one": FakeVllm(images=True)}, config_of(host.port)) as gateway,
-    ):
+    async with fetching(boot) as (host, gateway):
         urls = [f"http://127.0.0.1:{host.port}/{number}.png" for number in range(65)]
         refused = await gateway.post("/v1/embeddings", {"input": [{"image": url} for url in urls]})
         assert [] == host.seen
@@ -95,10 +103,7 @@ async def test_recordings_are_fetched_as_pictures_are(boot: Boots) -> None:
 
 
 async def test_one_address_is_fetched_once_for_one_request(boot: Boots) -> None:
-    async with (
-        serving(reply(PNG)) as host,
-        boot({"one": FakeVllm(images=True)}, config_of(host.port)) as gateway,
-    ):
+    async with fetching(boot) as (host, gateway):
         url = f"http://127.0.0.1:{host.port}/a.png"
         answer = await gateway.post("/v1/embeddings", {"input": [{"image": url}, {"image": url}]})
     assert 200 == answer.status_code, answer.text
@@ -132,10 +137,7 @@ async def test_nothing_is_fetched_without_the_key(boot: Boots, path: str, body: 
     ],
 )
 async def test_an_address_that_is_not_allowed_is_not_reached(boot: Boots, url: str, reason: str) -> None:
-    async with (
-        serving(reply(PNG)) as host,
-        boot({"one": FakeVllm(images=True)}, config_of(host.port)) as gateway,
-    ):
+    async with fetching(boot) as (host, gateway):
         answer = await gateway.post(
             "/v1/embeddings", message(picture_part(url.replace("PORT", str(host.port))))
         )
@@ -167,10 +169,7 @@ async def test_a_listed_name_of_a_private_address_is_not_reached(boot: Boots) ->
     ],
 )
 async def test_what_is_no_picture_is_not_sent_on(boot: Boots, content: bytes, reason: str) -> None:
-    async with (
-        serving(reply(content)) as host,
-        boot({"one": FakeVllm(images=True)}, config_of(host.port)) as gateway,
-    ):
+    async with fetching(boot, content) as (host, gateway):
         url = f"http://127.0.0.1:{host.port}/a.png"
         answer = await gateway.post("/v1/embeddings", message(picture_part(url)))
     assert answer.status_code == 400
@@ -188,11 +187,9 @@ async def test_a_model_of_texts_fetches_nothing(boot: Boots) -> None:
 
 async def test_a_spent_tenant_fetches_nothing(boot: Boots) -> None:
     tenants = f'tenants: {{t: {{keys: ["{key_digest(KEY)}"], limits: {{inputs_per_day: 1}}}}}}\n'
-    async with serving(reply(PNG)) as host:
-        config = config_of(host.port) + tenants
-        async with boot({"one": FakeVllm(images=True)}, config) as gateway:
-            body = message(picture_part(f"http://127.0.0.1:{host.port}/a.png"))
-            answers = [await gateway.post("/v1/embeddings", body) for _ in range(3)]
+    async with fetching(boot, more=tenants) as (host, gateway):
+        body = message(picture_part(f"http://127.0.0.1:{host.port}/a.png"))
+        answers = [await gateway.post("/v1/embeddings", body) for _ in range(3)]
     assert [200, 429, 429] == [answer.status_code for answer in answers]
     assert len(host.seen) <= 2
 

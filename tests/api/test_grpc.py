@@ -23,7 +23,7 @@ from gateway.api.server.paths import OTHER
 from gateway.errors import FACTS, InvalidInput, MalformedBody
 from gateway.events import CallFinished
 from tests.conftest import CONFIG, KEY, Running, running_gateway
-from tests.fakes.hooks import CLASSIFIER, RERANKER, SPLADE, Gate, until
+from tests.fakes.hooks import CLASSIFIER, SPLADE, Gate, embedder_and_reranker, until
 from tests.fakes.tei import FakeTei, score_of, vector_of
 from tests.waiting import PATIENCE_S
 
@@ -64,9 +64,9 @@ class Client:
 @asynccontextmanager
 async def grpc_gateway(config: str = GRPC, **servers: Any) -> AsyncIterator[Client]:
     """Boot a gateway on fakes, with a gRPC listener on a port of its own."""
-    fakes = {"tei-0": FakeTei(), "tei-1": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
-    fakes |= {name.replace("_", "-"): server for name, server in servers.items()}
-    async with running_gateway(fakes, config) as gateway:
+    fakes = embedder_and_reranker() | {"tei-1": FakeTei()}
+    named = {name.replace("_", "-"): server for name, server in servers.items()}
+    async with running_gateway(fakes | named, config) as gateway:
         assert gateway.application.create_grpc is not None
         server = gateway.application.create_grpc()
         await server.start("127.0.0.1:0")
@@ -78,6 +78,16 @@ async def grpc_gateway(config: str = GRPC, **servers: Any) -> AsyncIterator[Clie
                 yield client
         finally:
             await server.stop()
+
+
+@asynccontextmanager
+async def held_gateway(config: str = GRPC) -> AsyncIterator[tuple[Client, Gate]]:
+    """Boot such a gateway whose embedding replicas hold every request at a gate once it has started."""
+    gate, servers = Gate(), {f"tei_{number}": FakeTei() for number in range(2)}
+    async with grpc_gateway(config, **servers) as client:
+        for server in servers.values():
+            server.hook = gate
+        yield client, gate
 
 
 async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -357,11 +367,7 @@ async def test_a_rerank_stream_answers_once() -> None:
 
 
 async def test_a_deadline_and_a_cancellation_end_the_call() -> None:
-    gate = Gate()
-    servers = {f"tei_{i}": FakeTei() for i in range(2)}
-    async with grpc_gateway(**servers) as client:
-        for server in servers.values():
-            server.hook = gate
+    async with held_gateway() as (client, gate):
         rpc = client.channel.unary_unary("/tei.v1.Embed/Embed")
         content = pb.EmbedRequest(inputs="a").SerializeToString()
         late = rpc(content, metadata=AUTHORIZED, timeout=0.2)
@@ -386,11 +392,7 @@ async def test_a_message_over_the_bound_is_refused() -> None:
 
 
 async def test_draining_refuses_and_abandoning_ends_calls() -> None:
-    gate = Gate()
-    servers = {f"tei_{i}": FakeTei() for i in range(2)}
-    async with grpc_gateway(**servers) as client:
-        for server in servers.values():
-            server.hook = gate
+    async with held_gateway() as (client, gate):
         in_flight = client.gateway.application.in_flight
         begun = client.call("/tei.v1.Embed/Embed", pb.EmbedRequest(inputs="a"))
         await until(lambda: gate.waiting > 0)

@@ -15,10 +15,18 @@ from gateway.api.grpc.connection import Http2Connection
 from gateway.api.grpc.frames import Frame, FrameReader, encode_frame
 from gateway.api.grpc.hpack import BlockBounds, BlockDecoder, encode_block
 from gateway.tenants.keyring import key_digest
-from tests.api.test_grpc import AUTHORIZED, GRPC, Client, Code, grpc_gateway, limited, status_of
+from tests.api.test_grpc import (
+    AUTHORIZED,
+    GRPC,
+    Client,
+    Code,
+    grpc_gateway,
+    held_gateway,
+    limited,
+    status_of,
+)
 from tests.conftest import KEY
-from tests.fakes.hooks import Gate, until
-from tests.fakes.tei import FakeTei
+from tests.fakes.hooks import until
 from tests.waiting import PATIENCE_S
 
 EMBED, HEALTH = "/tei.v1.Embed/Embed", "/grpc.health.v1.Health/Check"
@@ -233,11 +241,7 @@ async def test_large_messages_without_a_key_are_refused_at_their_beginning(path:
 
 
 async def test_data_beyond_the_window_ends_its_stream() -> None:
-    gate = Gate()
-    servers = {f"tei_{number}": FakeTei() for number in range(2)}
-    async with grpc_gateway(**servers) as client, peer_of(client) as peer:
-        for server in servers.values():
-            server.hook = gate
+    async with held_gateway() as (client, gate), peer_of(client) as peer:
         peer.send(call(1, head(**KEYED), text(), ends=False))
         await until(lambda: gate.waiting > 0)
         # Nothing reads a second message of a unary RPC.
@@ -451,11 +455,7 @@ async def test_replies_obey_the_clients_windows() -> None:
 
 
 async def test_a_passed_deadline_is_answered() -> None:
-    gate = Gate()
-    servers = {f"tei_{number}": FakeTei() for number in range(2)}
-    async with grpc_gateway(**servers) as client, peer_of(client) as peer:
-        for server in servers.values():
-            server.hook = gate
+    async with held_gateway() as (client, gate), peer_of(client) as peer:
         peer.send(call(1, head(**KEYED, **{"grpc-timeout": "100m"}), text()))
         peer.send(call(3, head(**KEYED, **{"grpc-timeout": "soon"}), text()))
         await until(lambda: peer.status(1) is not None and peer.status(3) is not None)
@@ -477,13 +477,9 @@ TWO_TENANTS = f"tenants: {{a: {{keys: ['{key_digest('sk-a')}']}}, b: {{keys: ['{
 
 
 async def test_rpcs_of_one_tenant_leave_room_for_others() -> None:
-    gate = Gate()
-    servers = {f"tei_{number}": FakeTei() for number in range(2)}
     config = GRPC + "limits: {connections: 8}\n" + TWO_TENANTS
     first, second = ({"authorization": f"Bearer sk-{name}"} for name in "ab")
-    async with grpc_gateway(config, **servers) as client, peer_of(client) as peer, peer_of(client) as other:
-        for server in servers.values():
-            server.hook = gate
+    async with held_gateway(config) as (client, gate), peer_of(client) as peer, peer_of(client) as other:
         peer.send(b"".join([call(number, head(**first), text()) for number in range(1, 17, 2)]))
         await until(lambda: peer.status(15) is not None and gate.waiting > 0)
         # Six of eight are three times as many as the two that stay free.
@@ -499,12 +495,8 @@ async def test_rpcs_of_one_tenant_leave_room_for_others() -> None:
 
 
 async def test_streams_of_one_connection_are_bounded() -> None:
-    gate = Gate()
-    servers = {f"tei_{number}": FakeTei() for number in range(2)}
     config = GRPC + "limits: {connections: 3}\n"
-    async with grpc_gateway(config, **servers) as client, peer_of(client) as peer:
-        for server in servers.values():
-            server.hook = gate
+    async with held_gateway(config) as (client, gate), peer_of(client) as peer:
         peer.send(b"".join([call(number, head(**KEYED), text()) for number in (1, 3)]))
         peer.send(call(5, head(REFLECTION), ends=False) + call(7, head(**KEYED), text()))
         await until(lambda: 7 in peer.resets() and gate.waiting > 0)
@@ -550,11 +542,7 @@ async def test_an_evicted_message_ends_its_call() -> None:
 
 
 async def test_a_stopping_gateway_says_goodbye_and_finishes() -> None:
-    gate = Gate()
-    servers = {f"tei_{number}": FakeTei() for number in range(2)}
-    async with grpc_gateway(**servers) as client, peer_of(client) as peer:
-        for server in servers.values():
-            server.hook = gate
+    async with held_gateway() as (client, gate), peer_of(client) as peer:
         peer.send(call(1, head(**KEYED), text()))
         await until(lambda: gate.waiting > 0)
         await client.gateway.application.in_flight.drain(0)
@@ -569,11 +557,7 @@ async def test_a_stopping_gateway_says_goodbye_and_finishes() -> None:
 
 
 async def test_a_client_that_leaves_ends_its_calls() -> None:
-    gate = Gate()
-    servers = {f"tei_{number}": FakeTei() for number in range(2)}
-    async with grpc_gateway(**servers) as client:
-        for server in servers.values():
-            server.hook = gate
+    async with held_gateway() as (client, gate):
         async with peer_of(client) as peer:
             peer.send(call(1, head(**KEYED), text()) + call(3, head(REFLECTION), ends=False))
             await until(lambda: gate.waiting > 0)

@@ -9,7 +9,7 @@ import pytest
 
 from backends.contract.vectors import sigmoid
 from gateway.tenants.keyring import key_digest
-from tests.conftest import KEY, Boots
+from tests.conftest import KEY, Boots, posted
 from tests.fakes.hooks import CLASSIFIER, RERANKER, Gate, until
 from tests.fakes.server import logit_of
 from tests.fakes.tei import FakeTei, vector_of
@@ -89,8 +89,7 @@ def with_input(path: str, model: str, **fields: Any) -> tuple[str, Any]:
 async def test_an_instruction_is_written_before_each_text_in_the_models_template(
     boot: Boots, path: str, body: Any
 ) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        vectors = vectors_of(await gateway.post(path, body))
+    vectors = vectors_of(await posted(boot(fakes(), CONFIG), path, body))
 
     np.testing.assert_array_equal([vector_of(PROMPT + text) for text in ("red", "blue")], vectors)
 
@@ -100,24 +99,21 @@ async def test_without_an_instruction_the_models_own_prompt_stays(
     boot: Boots, fields: dict[str, Any]
 ) -> None:
     path, body = with_input("/v1/embeddings", "instruct", input_type="query", **fields)
-    async with boot(fakes(), CONFIG) as gateway:
-        vectors = vectors_of(await gateway.post(path, body))
+    vectors = vectors_of(await posted(boot(fakes(), CONFIG), path, body))
 
     np.testing.assert_array_equal([vector_of("default: " + text) for text in ("red", "blue")], vectors)
 
 
 async def test_a_published_model_is_known_by_its_id(boot: Boots) -> None:
     path, body = with_input("/v1/embeddings", "published", instruction=TASK)
-    async with boot(fakes(), CONFIG) as gateway:
-        vectors = vectors_of(await gateway.post(path, body))
+    vectors = vectors_of(await posted(boot(fakes(), CONFIG), path, body))
 
     np.testing.assert_array_equal(vector_of(f"Instruct: {TASK}\nQuery:red"), vectors[0])
 
 
 async def test_a_rerank_by_cosine_instructs_its_query_only(boot: Boots) -> None:
     body = {"model": "instruct", "query": "q", "documents": ["red"], "instruction": TASK}
-    async with boot(fakes(), CONFIG) as gateway:
-        results = (await gateway.post("/v1/rerank", body)).json()["results"]
+    results = (await posted(boot(fakes(), CONFIG), "/v1/rerank", body)).json()["results"]
 
     cosine = float(vector_of(PROMPT + "q") @ vector_of("d: red"))
     assert cosine == pytest.approx(results[0]["relevance_score"], abs=1e-6)

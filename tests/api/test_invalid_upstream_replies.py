@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.backends.invalid_replies import NOT_VECTORS, body_of
+from tests.backends.invalid_replies import NOT_RANKS, NOT_VECTORS, body_of, ranking
+from tests.backends.test_tei_backend import EMBED
+from tests.backends.test_tei_backend import NOT_VECTORS as NOT_ROWS
 from tests.conftest import Boots, Running, running_gateway
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER, respond_with
@@ -22,45 +24,6 @@ from tests.waiting import PATIENCE_S
 
 TWO = ["a", "b"]
 KINDS = ["tei", "infinity", "vllm", "openai"]
-# Replies to two texts on TEI's native routes.
-NOT_ROWS: dict[str, Any] = {
-    "html": b"<html>welcome</html>",
-    "nothing": b"",
-    "cut_off": b"[[0.6,0.8],[1.0,0.",
-    "too_few": [[0.6, 0.8]],
-    "too_many": [[0.6, 0.8]] * 3,
-    "ragged": [[0.6, 0.8], [1.0]],
-    "empty_rows": [[], []],
-    "nulls": [[None, 0.8], [1.0, 0.0]],
-    "nan": b"[[NaN,0.8],[1.0,0.0]]",
-    "past_float32": [[1e39, 0.8], [1.0, 0.0]],
-    "error_of_status_200": {"error": "out of memory", "error_type": "Backend"},
-    "a_vector_for_each_token": [[[0.6], [0.8]], [[1.0], [0.0]]],
-}
-
-
-def scores(*pairs: tuple[Any, Any], name: str = "score") -> list[dict[str, Any]]:
-    """Return ranks by index."""
-    return [{"index": index, name: score} for index, score in pairs]
-
-
-def not_ranks(name: str) -> dict[str, Any]:
-    """Return invalid replies of status 200 to a ranking of two documents.
-
-    name: the field of a score on the wire.
-    """
-    return {
-        "too_few": scores((0, 0.5), name=name),
-        "too_many": scores((0, 0.5), (1, 0.5), (2, 0.5), name=name),
-        "none": [],
-        "index_twice": scores((0, 0.5), (0, 0.25), name=name),
-        "index_missing": scores((0, 0.5), (2, 0.25), name=name),
-        "index_negative": scores((0, 0.5), (-1, 0.25), name=name),
-        "null": scores((0, None), (1, 0.25), name=name),
-        "words": scores((0, "high"), (1, 0.25), name=name),
-        "nan": scores((0, float("nan")), (1, 0.25), name=name),
-        "infinity": scores((0, float("inf")), (1, 0.25), name=name),
-    }
 
 
 def server_of(kind: str, *, ranks: bool = False) -> Any:
@@ -124,7 +87,8 @@ async def test_malformed_rows_of_the_native_tei_route_never_become_vectors(
 ) -> None:
     server = FakeTei()
     async with boot({"one": server}, config_of("tei", tmp_path)) as gateway:
-        for name, wrong in NOT_ROWS.items():
+        rows = {name: wrong for name, (path, wrong) in NOT_ROWS.items() if path == EMBED}
+        for name, wrong in rows.items():
             server.hook = respond_with(200, body_of(wrong))
             status, body = await ends(gateway, "/embed", {"inputs": TWO, "normalize": False})
             assert (424, "Backend") == (status, json.loads(body)["error_type"]), name
@@ -143,18 +107,11 @@ def for_two(reply: bytes) -> Hook:
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
 async def test_malformed_reply_never_becomes_scores(boot: Boots, tmp_path: Path, kind: str) -> None:
     server = server_of(kind, ranks=True)
-    name = "relevance_score" if kind == "infinity" else "score"
     async with boot({"one": server}, config_of(kind, tmp_path)) as gateway:
-        for label, wrong in not_ranks(name).items():
-            usage = {"prompt_tokens": 9, "total_tokens": 9}
-            wrapped = {
-                "tei": wrong,
-                "infinity": {"object": "rerank", "results": wrong, "model": "m", "usage": usage},
-                "vllm": {"object": "list", "data": wrong, "model": "m", "usage": usage},
-            }[kind]
-            server.hook = for_two(body_of(wrapped))
+        for name, wrong in NOT_RANKS.items():
+            server.hook = for_two(body_of(wrong if isinstance(wrong, bytes) else ranking(kind, *wrong)))
             status, body = await ends(gateway, "/rerank", {"query": "q", "texts": TWO})
-            assert (424, "Backend") == (status, json.loads(body)["error_type"]), label
+            assert (424, "Backend") == (status, json.loads(body)["error_type"]), name
 
 
 GOOD_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"

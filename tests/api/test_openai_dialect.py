@@ -15,7 +15,7 @@ from backends.contract import EmbedReply
 from gateway.api.dialects.openai.embeddings import encode_embeddings
 from gateway.api.server.encoding import Encoding, EncodingFormat
 from tests.conftest import KEY, Boots, posted
-from tests.fakes.hooks import RERANKER
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei, vector_of
 
 PATH = "/v1/embeddings"
@@ -59,30 +59,6 @@ async def test_reply_has_every_field_of_openai(boot: Boots) -> None:
     assert {"object": "embedding", "index": 0} == {k: body["data"][0][k] for k in ("object", "index")}
 
 
-async def test_items_are_in_input_order_whatever_the_batches(boot: Boots) -> None:
-    texts = [f"text {i}" for i in range(11)]
-    async with boot({"tei-0": FakeTei(), "tei-1": FakeTei()}) as gateway:
-        items = (await gateway.post(PATH, {"input": texts})).json()["data"]
-
-    assert list(range(11)) == [item["index"] for item in items]
-    np.testing.assert_array_equal([vector_of(text) for text in texts], [vector_in(item) for item in items])
-
-
-async def test_usage_is_summed_over_batches(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei()}) as gateway:
-        body = (await gateway.post(PATH, {"input": ["a b"] * 9})).json()
-
-    assert 9 * 4 == body["usage"]["prompt_tokens"]
-
-
-async def test_dimensions_keep_the_first_components_and_length_one(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei()}) as gateway:
-        body = (await gateway.post(PATH, {"input": "a", "dimensions": 4})).json()
-
-    first = vector_of("a")[:4]
-    np.testing.assert_allclose(first / np.linalg.norm(first), vector_in(body["data"][0]), rtol=1e-6)
-
-
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
 @pytest.mark.parametrize("extra", [{"user": "u-1"}, {"user": None}, {"unheard_of": {"deep": [1]}}])
 async def test_ignores_fields_that_change_nothing(boot: Boots, path: str, extra: dict[str, Any]) -> None:
@@ -99,7 +75,7 @@ async def test_uses_and_names_the_default_model(boot: Boots) -> None:
 
 
 async def test_rejects_a_model_that_does_not_embed(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}) as gateway:
+    async with boot(fakes()) as gateway:
         reply = await gateway.post(PATH, {"input": "a", "model": "cross"})
 
     assert 400 == reply.status_code
@@ -109,13 +85,6 @@ async def test_rejects_a_model_that_does_not_embed(boot: Boots) -> None:
         error["param"],
         error["code"],
     )
-
-
-async def test_model_without_truncation_rejects_a_long_input(boot: Boots) -> None:
-    reply = await posted(boot({"tei-0": FakeTei()}), PATH, {"input": "w " * 20, "model": "strict"})
-
-    assert 400 == reply.status_code
-    assert ("invalid_request_error", None) == tuple(reply.json()["error"][k] for k in ("type", "code"))
 
 
 async def test_official_client_reads_replies(boot: Boots) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots
-from tests.fakes.hooks import RERANKER
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei
 
 TENANTS = f"""
@@ -25,7 +25,7 @@ async def test_lists_the_configs_models_in_its_order(boot: Boots) -> None:
 
 
 async def test_each_model_lists_its_operations(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}) as gateway:
+    async with boot(fakes()) as gateway:
         items = (await gateway.client.get("/v1/models")).json()["data"]
 
     operations = {item["id"]: set(item["operations"]) for item in items}
@@ -78,7 +78,7 @@ async def test_reveals_nothing_without_a_key(boot: Boots, path: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.client.get(path, headers={"authorization": ""})
 
-    assert 401 == reply.status_code
+    assert (401, "Bearer") == (reply.status_code, reply.headers["www-authenticate"])
     assert "bge" not in reply.text
 
 

@@ -28,6 +28,7 @@ from gateway.api.dialects.voyage import dialect as voyage
 from gateway.api.document.complete import texts_of
 from gateway.api.document.fields import MEANINGS
 from gateway.api.operators import keys, manager, replicas
+from gateway.api.operators.admin import EndUserName
 from gateway.api.operators.sign_in import SignInCode
 from gateway.api.wire import tei
 from gateway.app import ROUTES, SERVED
@@ -39,6 +40,8 @@ TEXTS = texts_of(SERVED)
 # Path of each POST → struct that it decodes. Paths below /models/{name} decode the same as at the root.
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
+    "/admin/keys/{key_id}/rotate": keys.RotateRequest,
+    "/admin/usage/forget": EndUserName,
     "/admin/instances": CreateInstance,
     "/ui/sign-on": SignInCode,
     "/admin/registry": manager.RegisterModel,
@@ -208,7 +211,9 @@ async def test_every_declared_path_is_served(boot: Boots, tmp_path: Path) -> Non
 
 
 def test_every_declared_path_is_documented_and_every_documented_one_has_its_own_label(openapi: Any) -> None:
-    assert ROUTES.plain_paths == {path for path in openapi["paths"] if "{" not in path}
+    plain = {path for path in openapi["paths"] if "{" not in path}
+
+    assert plain == ROUTES.plain_paths == {ROUTES.parse(path).label for path in plain}
 
 
 async def test_every_way_to_send_a_key_is_documented_and_taken(boot: Boots, openapi: Any) -> None:

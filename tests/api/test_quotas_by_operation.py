@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.tenants.keyring import key_digest
-from tests.conftest import KEY, Boots
+from tests.conftest import KEY, Boots, posted
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.vllm import FakeVllm
 
@@ -70,8 +70,7 @@ async def test_charges_the_computed_tokens(
     if path in ("/decode", "/detokenize") and tokenizer is not None:
         # The small vocabulary has three words.
         body = {field: [0] for field in body}
-    async with boot(servers(), config_of(LIMIT, tokenizer)) as gateway:
-        reply = await gateway.post(path, body | {"model": model})
+    reply = await posted(boot(servers(), config_of(LIMIT, tokenizer)), path, body | {"model": model})
 
     assert 200 == reply.status_code, reply.text
     assert str(LIMIT - tokens) == reply.headers["x-ratelimit-remaining-tokens"]

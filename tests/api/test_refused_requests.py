@@ -10,9 +10,10 @@ import pytest
 from gateway.events import QuotaDecided
 from gateway.quotas.ledger import MemoryLedger
 from gateway.tenants.keyring import key_digest
-from tests.api.test_quotas import OPENAI, Clock, embed, tenants
+from tests.api.test_quotas import OPENAI, Clock, embed, limited, tenants
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, tei_with_hook, until
+from tests.fakes.hooks import Gate, tei_with_hook, until
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei
 
 MANY = "requests_per_day: 10"
@@ -51,8 +52,7 @@ async def requests_left(gateway: Running) -> int:
 )
 async def test_a_refused_request_costs_one_request(boot: Boots, path: str, body: bytes, status: int) -> None:
     ledger = MemoryLedger(Clock())
-    servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
-    async with boot(servers, tenants(MANY), ledger=ledger) as gateway:
+    async with boot(fakes(), tenants(MANY), ledger=ledger) as gateway:
         refused = await gateway.client.post(path, content=body)
         assert (status, "9") == (refused.status_code, refused.headers["x-ratelimit-remaining-requests"])
         assert "10" == refused.headers["x-ratelimit-limit-requests"]
@@ -60,21 +60,21 @@ async def test_a_refused_request_costs_one_request(boot: Boots, path: str, body:
 
 
 async def test_an_announced_body_too_large_costs_one_request(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei()}, tenants(MANY), ledger=MemoryLedger(Clock())) as gateway:
+    async with limited(boot, MANY) as gateway:
         assert 413 == (await post_unread(gateway, length=40_000_000)).status_code
         assert 8 == await requests_left(gateway)
 
 
 async def test_a_request_that_can_never_pass_costs_one_request(boot: Boots) -> None:
     limits = f"{MANY}, inputs_per_day: 2"
-    async with boot({"tei-0": FakeTei()}, tenants(limits), ledger=MemoryLedger(Clock())) as gateway:
+    async with limited(boot, limits) as gateway:
         assert 400 == (await gateway.post(OPENAI, {"input": ["a"] * 3})).status_code
         assert 8 == await requests_left(gateway)
 
 
 async def test_a_refused_request_is_429_once_the_requests_are_spent(boot: Boots) -> None:
     clock = Clock()
-    async with boot({"tei-0": FakeTei()}, tenants(ONE), ledger=MemoryLedger(clock)) as gateway:
+    async with limited(boot, ONE, clock) as gateway:
         bad = [await gateway.post(OPENAI, {"input": 5}) for _ in range(3)]
         clock.move(60)
         good = await embed(gateway)
@@ -107,27 +107,8 @@ async def test_a_refused_request_leaves_no_row_of_usage(boot: Boots) -> None:
     assert [("bge", 1)] == [(row.model, row.requests) for row in rows]
 
 
-async def test_a_call_that_failed_after_its_reserve_is_charged_once(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei()}, tenants(MANY), ledger=MemoryLedger(Clock())) as gateway:
-        reply = await gateway.post(OPENAI, {"input": "w " * 5000, "model": "strict"})
-        assert (400, "9") == (reply.status_code, reply.headers["x-ratelimit-remaining-requests"])
-        assert 8 == await requests_left(gateway)
-
-
-async def test_a_forbidden_model_costs_one_request(boot: Boots) -> None:
-    config = tenants(MANY, ", models: [strict]")
-    async with boot({"tei-0": FakeTei()}, config, ledger=MemoryLedger(Clock())) as gateway:
-        refused = await embed(gateway, model="bge")
-        allowed = await embed(gateway, model="strict")
-
-    assert (403, "9") == (refused.status_code, refused.headers["x-ratelimit-remaining-requests"])
-    assert "8" == allowed.headers["x-ratelimit-remaining-requests"]
-
-
 async def test_an_uncharged_refusal_has_no_limits(boot: Boots) -> None:
-    async with boot(
-        {"tei-0": FakeTei()}, tenants("tokens_per_day: 10"), ledger=MemoryLedger(Clock())
-    ) as gateway:
+    async with limited(boot, "tokens_per_day: 10") as gateway:
         refused = await gateway.post(OPENAI, {"input": 5})
 
     assert 400 == refused.status_code
@@ -135,7 +116,7 @@ async def test_an_uncharged_refusal_has_no_limits(boot: Boots) -> None:
 
 
 async def test_no_key_is_charged_for_a_missing_or_wrong_key(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei()}, tenants(MANY), ledger=MemoryLedger(Clock())) as gateway:
+    async with limited(boot, MANY) as gateway:
         assert 401 == (await gateway.post(OPENAI, {"input": 5}, authorization="Bearer x")).status_code
         assert 9 == await requests_left(gateway)
 
@@ -143,7 +124,7 @@ async def test_no_key_is_charged_for_a_missing_or_wrong_key(boot: Boots) -> None
 @pytest.mark.parametrize("path", [OPENAI, "/embed", "/rerank", "/v1/encode/bge", "/tokenize"])
 async def test_a_spent_tenant_is_refused_before_its_body_is_read(boot: Boots, path: str) -> None:
     clock = Clock()
-    async with boot({"tei-0": FakeTei()}, tenants(ONE), ledger=MemoryLedger(clock)) as gateway:
+    async with limited(boot, ONE, clock) as gateway:
         await embed(gateway)
         refused = await embed(gateway)
         clock.move(0.5)
@@ -164,7 +145,7 @@ async def test_a_spent_tenant_is_refused_before_its_body_is_read(boot: Boots, pa
 
 async def test_a_refusal_is_believed_for_a_second(boot: Boots) -> None:
     clock = Clock()
-    async with boot({"tei-0": FakeTei()}, tenants(ONE), ledger=MemoryLedger(clock)) as gateway:
+    async with limited(boot, ONE, clock) as gateway:
         await embed(gateway)
         await embed(gateway)
         clock.move(1)
@@ -174,9 +155,7 @@ async def test_a_refusal_is_believed_for_a_second(boot: Boots) -> None:
 
 async def test_a_spent_tenant_passes_when_its_time_has_come(boot: Boots) -> None:
     clock = Clock()
-    async with boot(
-        {"tei-0": FakeTei()}, tenants("requests_per_second: 2"), ledger=MemoryLedger(clock)
-    ) as gateway:
+    async with limited(boot, "requests_per_second: 2", clock) as gateway:
         statuses = [(await embed(gateway)).status_code for _ in range(4)]
         clock.move(0.5)
         after = await embed(gateway)
@@ -186,18 +165,14 @@ async def test_a_spent_tenant_passes_when_its_time_has_come(boot: Boots) -> None
 
 
 async def test_an_unaffordable_request_does_not_refuse_a_cheaper_one(boot: Boots) -> None:
-    async with boot(
-        {"tei-0": FakeTei()}, tenants("inputs_per_day: 10"), ledger=MemoryLedger(Clock())
-    ) as gateway:
+    async with limited(boot, "inputs_per_day: 10") as gateway:
         await gateway.post(OPENAI, {"input": ["a"] * 8})
         assert 429 == (await gateway.post(OPENAI, {"input": ["a"] * 3})).status_code
         assert 200 == (await embed(gateway)).status_code
 
 
 async def test_tokenizing_stays_free_of_spent_tokens(boot: Boots) -> None:
-    async with boot(
-        {"tei-0": FakeTei()}, tenants("tokens_per_day: 16"), ledger=MemoryLedger(Clock())
-    ) as gateway:
+    async with limited(boot, "tokens_per_day: 16") as gateway:
         # As many tokens as the model takes.
         await embed(gateway, "w " * 20)
         assert 429 == (await embed(gateway)).status_code

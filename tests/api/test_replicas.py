@@ -13,7 +13,7 @@ from gateway.config.problems import Problem
 from gateway.declared.additions import Drain, Edit
 from gateway.events import ReplicaChanged
 from tests.api.test_added_models import FakeParent
-from tests.conftest import Boots, Running
+from tests.conftest import Boots, Running, posted
 from tests.fakes.hooks import Gate, tei_with_hook, until
 from tests.fakes.tei import FakeTei
 
@@ -102,8 +102,7 @@ async def test_batches_in_flight_finish_on_a_drained_replica(boot: Boots) -> Non
 
 
 async def test_calls_fail_with_the_reason_if_every_replica_is_drained(boot: Boots) -> None:
-    async with boot({"a": FakeTei(), "b": FakeTei()}, NONE) as gateway:
-        reply = await gateway.post("/v1/embeddings", {"input": "text"})
+    reply = await posted(boot({"a": FakeTei(), "b": FakeTei()}, NONE), "/v1/embeddings", {"input": "text"})
 
     assert 503 == reply.status_code
     assert "are drained" in reply.json()["error"]["message"]
@@ -128,6 +127,7 @@ async def test_edits_go_to_the_parent(boot: Boots) -> None:
     assert [200, 200] == [drained.status_code, undrained.status_code]
     assert {"changes": [], "needs_restart": []} == drained.json()
     assert expected == parent.edits
+    assert ["first", "first"] == parent.actors
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from backends.contract.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
 from gateway.api.wire.inputs import TOKEN_VECTORS_MAX
-from tests.conftest import Boots
+from tests.conftest import Boots, posted
 from tests.fakes.hooks import SPLADE
 from tests.fakes.tei import FakeTei
 from tests.fakes.vllm import FakeVllm
@@ -27,8 +27,7 @@ def multivector(texts: list[str]) -> Any:
 
 async def reply_to(boot: Boots, path: str, body: Any, server: Any, config: str) -> tuple[int, str]:
     """Return status and text of the reply to one POST."""
-    async with boot({"one": server}, config) as gateway:
-        reply = await gateway.post(path, body)
+    reply = await posted(boot({"one": server}, config), path, body)
     return reply.status_code, reply.text
 
 

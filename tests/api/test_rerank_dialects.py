@@ -13,6 +13,7 @@ from gateway.api.dialects.cohere.rerank import NOT_CUT, REFUSED, RerankRequest, 
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request import Request
 from gateway.api.wire.vllm import VllmOptions
+from gateway.config.schema import Limits
 from tests.conftest import CONFIG, Boots, posted
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
@@ -135,15 +136,6 @@ async def test_equal_scores_keep_the_requests_order(boot: Boots, path: str) -> N
     reply = await posted(boot({"rerank-0": server}), path, {"query": "q", "documents": ["a", "b", "c", "d"]})
 
     assert [0, 2, 1, 3] == [result["index"] for result in reply.json()["results"]]
-
-
-async def test_an_embedding_model_reranks_by_cosine(boot: Boots) -> None:
-    reply = await post_json(boot, V2, {"query": "q", "documents": ["a", "b", "c"], "model": "bge"})
-
-    cosines = {i: float(vector_of("q") @ vector_of(text)) for i, text in enumerate("abc")}
-    assert cosines == pytest.approx(
-        {result["index"]: result["relevance_score"] for result in reply["results"]}, abs=1e-6
-    )
 
 
 async def test_rerank_by_cosine_uses_the_prompts_of_query_and_documents(boot: Boots) -> None:
@@ -301,7 +293,7 @@ async def test_malformed_json_on_the_shared_path_gets_teis_error(boot: Boots) ->
 @pytest.mark.parametrize(("priority", "bulk"), [(0, False), (None, False), (7, True)])
 async def test_priority_above_0_is_bulk(priority: int | None, bulk: bool) -> None:
     unused: Any = None
-    api = InferenceApi(unused, unused, unused, unused, 10)
+    api = InferenceApi(unused, unused, unused, unused, Limits(inputs=10))
     data = RerankRequest(query="q", documents=["a"], priority=priority)
 
     call = await decode_documents(Request(data, unused, api), data.documents)

@@ -12,6 +12,7 @@ from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei
 
 OPENAI = "/v1/embeddings"
+STAGES = {"parse", "auth", "quota", "queue", "upstream", "encode"}
 # Path, body, and the number of requests that replicas receive for the call.
 CALLS: Sequence[tuple[str, dict[str, Any], int]] = [
     (OPENAI, {"input": "one two"}, 1),
@@ -83,6 +84,7 @@ async def test_the_stages_add_up_to_the_whole_duration(
         embedder.hook = reranker.hook = slow = SlowHook(clock)
         stages, duration_ms = await time_call(gateway, path, body)
 
+    assert STAGES == stages.keys()
     assert requests == slow.requests
     assert 2000 * requests == duration_ms
     assert pytest.approx(duration_ms, abs=0.05) == sum(stages.values())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import CONFIG, Boots
+from tests.conftest import CONFIG, Boots, posted
 from tests.fakes.tei import FakeTei
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8", "authorization": ""}
@@ -17,8 +17,7 @@ async def test_a_browser_gets_a_page_that_this_address_serves(boot: Boots, confi
 
 
 async def test_a_post_to_the_same_path_embeds(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei()}) as gateway:
-        reply = await gateway.post("/", {"inputs": "one"})
+    reply = await posted(boot({"tei-0": FakeTei()}), "/", {"inputs": "one"})
 
     assert 200 == reply.status_code
     assert 1 == len(reply.json())

@@ -4,8 +4,8 @@ The servers are on real ports. They answer as the recorded ones (`tests/golden/t
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -45,15 +45,15 @@ def large_texts_tei(**info: Any) -> FakeTei:
     return server
 
 
-@contextmanager
-def served(server: FakeTei, settings: str = "", model: str = "") -> Iterator[str]:
-    """Serve on a port and yield the configuration of a gateway in front."""
+@asynccontextmanager
+async def served(boot: Boots, server: FakeTei, settings: str = "", model: str = "") -> AsyncIterator[Running]:
+    """Serve on a port and yield a gateway in front."""
     server.hook = busy
     with serve_in_thread(server) as url:
-        yield (
-            f"upstreams: {{only: {{backend: tei, replicas: ['{url}']{settings}}}}}\n"
-            f"models: {{m: {{upstream: only{model}}}}}\n"
-        )
+        config = f"upstreams: {{only: {{backend: tei, replicas: ['{url}']{settings}}}}}\n"
+        config += f"models: {{m: {{upstream: only{model}}}}}\n"
+        async with boot({}, config, sockets=True) as gateway:
+            yield gateway
 
 
 def text_of(index: int, size: int = TEXT_BYTES) -> str:
@@ -71,9 +71,8 @@ def sizes(server: FakeTei) -> list[int]:
 async def test_server_with_fewer_permits_than_reference_texts_joins_and_serves(boot: Boots) -> None:
     server = FakeTei(max_concurrent_requests=2, max_client_batch_size=32)
     texts = [f"text {i}" for i in range(10)]
-    with served(server) as config:
-        async with boot({}, config, sockets=True) as gateway:
-            replies = await asyncio.gather(*(embed(gateway, *texts) for _ in range(4)))
+    async with served(boot, server) as gateway:
+        replies = await asyncio.gather(*(embed(gateway, *texts) for _ in range(4)))
 
     for reply in replies:
         assert_vectors(reply, *texts)
@@ -83,12 +82,11 @@ async def test_server_with_fewer_permits_than_reference_texts_joins_and_serves(b
 
 async def test_server_that_is_busy_when_it_is_probed_joins_text_by_text(boot: Boots) -> None:
     server = PatientTei(4, max_client_batch_size=32)
-    with served(server) as config:
-        async with boot({}, config, sockets=True) as gateway:
-            states = [
-                replica.state.value for replica in gateway.application.gateway.upstreams["only"].pool.replicas
-            ]
-            assert_vectors(await embed(gateway, "a"), "a")
+    async with served(boot, server) as gateway:
+        states = [
+            replica.state.value for replica in gateway.application.gateway.upstreams["only"].pool.replicas
+        ]
+        assert_vectors(await embed(gateway, "a"), "a")
 
     assert ["up"] == states
     assert (4, 0) == (server.refused, server.refusals)
@@ -99,9 +97,8 @@ async def test_server_with_one_free_permit_gets_one_text_at_a_time(boot: Boots) 
     # Other clients hold the rest, all the time.
     server.in_flight = 7
     texts = [f"text {i}" for i in range(4)]
-    with served(server) as config:
-        async with boot({}, config, sockets=True) as gateway:
-            reply = await embed(gateway, *texts)
+    async with served(boot, server) as gateway:
+        reply = await embed(gateway, *texts)
 
     assert_vectors(reply, *texts)
     assert 8 == server.most_in_flight
@@ -111,11 +108,10 @@ async def test_server_with_one_free_permit_gets_one_text_at_a_time(boot: Boots) 
 async def test_two_gateways_share_the_permits_of_a_server(boot: Boots) -> None:
     server = FakeTei(max_concurrent_requests=4, max_client_batch_size=32)
     texts = [f"text {i}" for i in range(4)]
-    with served(server) as config:
-        async with boot({}, config, sockets=True) as one, boot({}, config, sockets=True) as other:
-            replies = await asyncio.gather(
-                *(embed(gateway, *texts) for gateway in (one, other) for _ in range(10))
-            )
+    async with served(boot, server) as one, served(boot, server) as other:
+        replies = await asyncio.gather(
+            *(embed(gateway, *texts) for gateway in (one, other) for _ in range(10))
+        )
 
     for reply in replies:
         assert_vectors(reply, *texts)
@@ -125,12 +121,11 @@ async def test_two_gateways_share_the_permits_of_a_server(boot: Boots) -> None:
 async def test_refused_size_is_split_and_learned(boot: Boots) -> None:
     server = large_texts_tei()
     texts = [text_of(i) for i in range(10)]
-    with served(server) as config:
-        async with boot({}, config, sockets=True) as gateway:
-            assert_vectors(await embed(gateway, *texts), *texts)
-            refused = server.too_large
-            assert_vectors(await embed(gateway, *texts), *texts)
-            status = (await gateway.client.get("/admin/status", headers={"host": "localhost"})).json()
+    async with served(boot, server) as gateway:
+        assert_vectors(await embed(gateway, *texts), *texts)
+        refused = server.too_large
+        assert_vectors(await embed(gateway, *texts), *texts)
+        status = (await gateway.client.get("/admin/status", headers={"host": "localhost"})).json()
 
     assert refused >= 1
     assert refused == server.too_large
@@ -141,9 +136,8 @@ async def test_refused_size_is_split_and_learned(boot: Boots) -> None:
 async def test_configured_bytes_prevent_refusals(boot: Boots) -> None:
     server = large_texts_tei()
     texts = [text_of(i) for i in range(10)]
-    with served(server, ", request_bytes: 290000") as config:
-        async with boot({}, config, sockets=True) as gateway:
-            assert_vectors(await embed(gateway, *texts), *texts)
+    async with served(boot, server, ", request_bytes: 290000") as gateway:
+        assert_vectors(await embed(gateway, *texts), *texts)
 
     assert (0, [3, 3, 3, 1]) == (server.too_large, sorted(sizes(server), reverse=True))
 
@@ -155,9 +149,8 @@ async def test_input_that_alone_is_too_large_is_refused_by_its_index(boot: Boots
     field = "inputs" if path == "/embed" else "input"
     # Cut by the gateway, it would not be too large.
     options = {"truncate": False} if path == "/embed" else {}
-    with served(server, model=", truncate: error") as config:
-        async with boot({}, config, sockets=True) as gateway:
-            reply = await gateway.post(path, {field: texts, "model": "m"} | options)
+    async with served(boot, server, model=", truncate: error") as gateway:
+        reply = await gateway.post(path, {field: texts, "model": "m"} | options)
 
     assert (422 if path == "/embed" else 400) == reply.status_code
     assert "input 2: the upstream refuses its 400003 bytes" in reply.text
@@ -165,18 +158,17 @@ async def test_input_that_alone_is_too_large_is_refused_by_its_index(boot: Boots
 
 async def test_refusal_of_a_small_request_is_no_fault_of_the_caller(boot: Boots) -> None:
     server = FakeTei()
-    with served(server) as config:
-        async with boot({}, config, sockets=True) as gateway:
-            # The replica has joined: its limit is that of this call and not of its reference texts.
+    async with served(boot, server) as gateway:
+        # The replica has joined: its limit is that of this call and not of its reference texts.
+        assert_vectors(await embed(gateway, "a", "b", "c"), "a", "b", "c")
+        server.payload_limit = 10
+        refused = await embed(gateway, "a", "b", "c")
+        server.payload_limit = 10**6
+        # On a busy machine the replica may be tried with smaller requests first.
+        for _ in range(20):
             assert_vectors(await embed(gateway, "a", "b", "c"), "a", "b", "c")
-            server.payload_limit = 10
-            refused = await embed(gateway, "a", "b", "c")
-            server.payload_limit = 10**6
-            # On a busy machine the replica may be tried with smaller requests first.
-            for _ in range(20):
-                assert_vectors(await embed(gateway, "a", "b", "c"), "a", "b", "c")
-                if sizes(server)[-1] == 3:
-                    break
+            if sizes(server)[-1] == 3:
+                break
 
     assert (502, "upstream_failed") == (refused.status_code, refused.json()["error"]["code"])
     # Nothing was learned from it.
@@ -186,10 +178,9 @@ async def test_refusal_of_a_small_request_is_no_fault_of_the_caller(boot: Boots)
 async def test_documents_are_split_with_their_query(boot: Boots) -> None:
     server = large_texts_tei(model_type=RERANKER)
     documents = [text_of(i) for i in range(10)]
-    with served(server) as config:
-        async with boot({}, config, sockets=True) as gateway:
-            body = {"query": "q" * 50_000, "texts": documents, "model": "m", "raw_scores": True}
-            reply = await gateway.post("/rerank", body)
+    async with served(boot, server) as gateway:
+        body = {"query": "q" * 50_000, "texts": documents, "model": "m", "raw_scores": True}
+        reply = await gateway.post("/rerank", body)
 
     assert 200 == reply.status_code, reply.text
     assert sorted(entry["index"] for entry in reply.json()) == list(range(10))
@@ -205,10 +196,9 @@ async def test_server_decides_on_truncation_unless_configured(
 ) -> None:
     server = FakeTei(auto_truncate=auto_truncate)
     field = "inputs" if path == "/embed" else "input"
-    with served(server, model=setting) as config:
-        async with boot({}, config, sockets=True) as gateway:
-            reply = await gateway.post(path, {field: "word " * 40, "model": "m"})
-            told = (await gateway.client.get("/models/m/info")).json()
+    async with served(boot, server, model=setting) as gateway:
+        reply = await gateway.post(path, {field: "word " * 40, "model": "m"})
+        told = (await gateway.client.get("/models/m/info")).json()
 
     assert (400 if path != "/embed" and status == 422 else status) == reply.status_code, reply.text
     assert (status == 200) is told["auto_truncate"]

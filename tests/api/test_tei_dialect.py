@@ -124,8 +124,7 @@ async def test_accepts_null_where_tei_does(boot: Boots, field: str) -> None:
 
 
 async def test_rerank_sorts_ranks_and_keeps_the_callers_indices(boot: Boots) -> None:
-    async with boot(fakes()) as gateway:
-        ranks = (await gateway.post("/rerank", {"query": "q", "texts": TEXTS})).json()
+    ranks = (await posted(boot(fakes()), "/rerank", {"query": "q", "texts": TEXTS})).json()
 
     expected = sorted(range(len(TEXTS)), key=lambda i: -score_of("q", TEXTS[i]))
     assert expected == [rank["index"] for rank in ranks]
@@ -144,8 +143,9 @@ async def test_equal_scores_put_the_higher_index_first(boot: Boots) -> None:
 
 
 async def test_return_text_adds_each_ranks_own_text(boot: Boots) -> None:
-    async with boot(fakes()) as gateway:
-        ranks = (await gateway.post("/rerank", {"query": "q", "texts": TEXTS, "return_text": True})).json()
+    ranks = (
+        await posted(boot(fakes()), "/rerank", {"query": "q", "texts": TEXTS, "return_text": True})
+    ).json()
 
     assert len(TEXTS) == len(ranks)
     assert all(TEXTS[rank["index"]] == rank["text"] for rank in ranks)
@@ -154,20 +154,9 @@ async def test_return_text_adds_each_ranks_own_text(boot: Boots) -> None:
 @pytest.mark.parametrize("raw_scores", [True, False])
 async def test_raw_scores_reaches_the_server(boot: Boots, raw_scores: bool) -> None:
     servers = fakes()
-    async with boot(servers) as gateway:
-        await gateway.post("/rerank", {"query": "q", "texts": ["a"], "raw_scores": raw_scores})
+    await posted(boot(servers), "/rerank", {"query": "q", "texts": ["a"], "raw_scores": raw_scores})
 
     assert raw_scores is sent_to(servers["rerank-0"])[1]["raw_scores"]
-
-
-async def test_an_embedding_model_reranks_by_cosine(boot: Boots) -> None:
-    texts = ["a", "b", "c", "d", "e", "f"]
-    async with boot(fakes()) as gateway:
-        ranks = (await gateway.post("/models/bge/rerank", {"query": "q", "texts": texts})).json()
-
-    cosines = {i: float(vector_of("q") @ vector_of(text)) for i, text in enumerate(texts)}
-    assert sorted(cosines, key=lambda i: -cosines[i]) == [rank["index"] for rank in ranks]
-    assert cosines == pytest.approx({rank["index"]: rank["score"] for rank in ranks}, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -197,10 +186,9 @@ async def test_refuses_a_model_of_another_kind_or_an_unknown_one(
 
 async def test_similarity_is_the_cosine_with_each_sentence_in_order(boot: Boots) -> None:
     sentences = [f"text {i}" for i in range(9)]
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post(
-            "/similarity", {"inputs": {"source_sentence": "a", "sentences": sentences}}
-        )
+    reply = await posted(
+        boot(fakes()), "/similarity", {"inputs": {"source_sentence": "a", "sentences": sentences}}
+    )
 
     expected = [float(vector_of("a") @ vector_of(sentence)) for sentence in sentences]
     np.testing.assert_allclose(expected, reply.json(), atol=1e-6)
@@ -216,8 +204,9 @@ async def test_tokenize_returns_a_list_for_each_input(boot: Boots) -> None:
 
 async def test_tokenize_passes_its_options_on(boot: Boots) -> None:
     servers = fakes()
-    async with boot(servers) as gateway:
-        await gateway.post("/tokenize", {"inputs": "a", "add_special_tokens": False, "prompt_name": "query"})
+    await posted(
+        boot(servers), "/tokenize", {"inputs": "a", "add_special_tokens": False, "prompt_name": "query"}
+    )
 
     _, body = sent_to(servers["tei-0"])
     assert (False, "query") == (body["add_special_tokens"], body["prompt_name"])

@@ -11,18 +11,20 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 
 from gateway.config.schema import Tracing
 from gateway.events import CallFinished
 from gateway.telemetry.tracing import create_traces
 from tests.conftest import CONFIG, KEY, Running, running_gateway
-from tests.fakes.hooks import Gate, respond_with, tei_with_hook, until
-from tests.fakes.tei import FakeTei
-from tests.waiting import PATIENCE_S
+from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until
+from tests.fakes.tei import DIMENSIONS, FakeTei
 
 OPENAI = "/v1/embeddings"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = f"00-{TRACE}-b7ad6b7169203331-01"
+# The model as the fake server names it.
+ATTEMPT = "embeddings fake/model"
 UNSAMPLED = f"00-{TRACE}-b7ad6b7169203331-00"
 
 
@@ -50,10 +52,8 @@ class Traced:
 
     async def wait_queued(self, inputs: int) -> None:
         """Wait until this many inputs are queued for the embedding model."""
-        line = f'gateway_lane_queued_inputs{{upstream="embedder"}} {inputs}.0'
-        async with asyncio.timeout(PATIENCE_S):
-            while line not in (await self.gateway.client.get("/metrics", headers={"host": "localhost"})).text:
-                pass
+        lane = self.gateway.application.gateway.upstreams["embedder"].lanes["texts"]
+        await until(lambda: lane.backlog().inputs == inputs)
 
     def children(self, parent: ReadableSpan) -> list[str]:
         """Return the names of a span's children, in the order of their start."""
@@ -101,19 +101,49 @@ async def test_call_span_has_stages_and_attempts_below_it(traced: Boots) -> None
         (dispatch,) = gateway.named("dispatch")
 
         assert ["parse", "auth", "quota", "dispatch", "encode"] == gateway.children(call)
-        assert ["embeddings embedder"] == gateway.children(dispatch)
+        assert [ATTEMPT] == gateway.children(dispatch)
     assert call.parent is None
     assert {
         "http.request.method": "POST",
         "http.route": OPENAI,
         "http.response.status_code": 200,
-        "gen_ai.operation.name": "embeddings",
-        "gen_ai.request.model": "bge",
-        "gen_ai.usage.input_tokens": 7,
+        "gateway.operation": "embeddings",
+        "gateway.model": "bge",
+        "gateway.tokens": 7,
         "gateway.tenant": "default",
         "gateway.key_id": "first",
         "gateway.inputs": 2,
     }.items() <= attributes(call).items()
+
+
+async def test_attempt_span_follows_the_genai_conventions(traced: Boots) -> None:
+    config = CONFIG.replace("http://rerank-0", "https://rerank-0:8443")
+    servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
+    async with traced(servers, config) as gateway:
+        await gateway.embed("one two", "three")
+        rerank = {"query": "q", "documents": ["d"], "model": "cross"}
+        assert 200 == (await gateway.gateway.post("/v1/rerank", rerank)).status_code
+        (embedded,) = gateway.named(ATTEMPT)
+        (reranked,) = gateway.named("rerank fake/model")
+
+    assert SpanKind.CLIENT is embedded.kind
+    assert {
+        "gen_ai.operation.name": "embeddings",
+        "gen_ai.provider.name": "tei",
+        "gen_ai.request.model": "fake/model",
+        "gen_ai.usage.input_tokens": 7,
+        "gen_ai.embeddings.dimension.count": DIMENSIONS,
+        "server.address": "tei-0",
+        "server.port": 80,
+    } == {name: value for name, value in attributes(embedded).items() if not name.startswith("gateway.")}
+    assert ("rerank", "rerank-0", 8443) == tuple(
+        attributes(reranked)[name] for name in ("gen_ai.operation.name", "server.address", "server.port")
+    )
+    assert attributes(reranked)["gen_ai.usage.input_tokens"]
+    assert "gen_ai.embeddings.dimension.count" not in attributes(reranked)
+    # Only requests to upstreams are GenAI's, so that sums over spans count tokens once.
+    others = [span for span in gateway.spans if span.kind is not SpanKind.CLIENT]
+    assert not [name for span in others for name in attributes(span) if name.startswith("gen_ai.")]
 
 
 async def test_stages_follow_each_other_inside_the_call(traced: Boots) -> None:
@@ -137,7 +167,7 @@ async def test_split_call_with_failover_is_one_trace(traced: Boots) -> None:
     async with traced({"tei-0": tei_with_hook(respond_with(500)), "tei-1": FakeTei()}, config) as gateway:
         await gateway.embed("a", "b", "c", "d", "e")
         (call,) = gateway.named(f"POST {OPENAI}")
-        attempts = gateway.named("embeddings embedder")
+        attempts = gateway.named(ATTEMPT)
         below = gateway.children(gateway.named("dispatch")[0])
 
     assert {call.context.trace_id} == {span.context.trace_id for span in gateway.spans}
@@ -146,8 +176,10 @@ async def test_split_call_with_failover_is_one_trace(traced: Boots) -> None:
     assert 3 == len(succeeded)
     assert {"http://tei-1"} == {attributes(span)["gateway.replica"] for span in succeeded}
     assert failed
-    assert {("failed", "http://tei-0")} == {(span["error.type"], span["gateway.replica"]) for span in failed}
-    assert len(attempts) == below.count("embeddings embedder")
+    assert {("500", "failed", "http://tei-0")} == {
+        (span["error.type"], span["gateway.attempt.outcome"], span["gateway.replica"]) for span in failed
+    }
+    assert len(attempts) == below.count(ATTEMPT)
     assert 1 == max(attributes(span)["gateway.attempt.tries_before"] for span in succeeded)
 
 
@@ -161,17 +193,16 @@ async def test_joined_attempt_is_in_the_trace_of_each_call(traced: Boots) -> Non
         await gateway.wait_queued(2)
         gate.opened.set()
         await asyncio.gather(*calls)
-        joined = [
-            span
-            for span in gateway.named("embeddings embedder")
-            if attributes(span)["gateway.batch.calls"] == 2
-        ]
+        joined = [span for span in gateway.named(ATTEMPT) if attributes(span)["gateway.batch.calls"] == 2]
         roots = {span.context.trace_id: own_id(span) for span in gateway.named(f"POST {OPENAI}")}
 
     assert 2 == len(joined) == len({span.context.trace_id for span in joined})
     lead, other = (
         (joined[0], joined[1]) if joined[1].links[0].context.span_id == own_id(joined[0]) else joined[::-1]
     )
+    assert (SpanKind.CLIENT, SpanKind.INTERNAL) == (lead.kind, other.kind)
+    assert 6 == attributes(lead)["gen_ai.usage.input_tokens"]
+    assert "gen_ai.usage.input_tokens" not in attributes(other)
     assert [own_id(lead)] == [link.context.span_id for link in other.links]
     assert [roots[other.context.trace_id]] == [link.context.span_id for link in lead.links]
 
@@ -180,7 +211,7 @@ async def test_upstream_request_carries_the_attempts_span_id(traced: Boots) -> N
     server = FakeTei()
     async with traced({"tei-0": server}) as gateway:
         await gateway.embed("a", traceparent=SAMPLED, tracestate="vendor=1")
-        (attempt,) = gateway.named("embeddings embedder")
+        (attempt,) = gateway.named(ATTEMPT)
         (call,) = gateway.named(f"POST {OPENAI}")
 
     (sent,) = traced_requests(server)

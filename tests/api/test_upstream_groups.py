@@ -32,6 +32,12 @@ async def embed(gateway: Running, *texts: str, **headers: str) -> httpx.Response
     return await gateway.post("/v1/embeddings", {"model": "m", "input": list(texts or ("a",))}, **headers)
 
 
+async def embed_each(gateway: Running, count: int) -> None:
+    """Embed so many texts one after the other, and check their vectors."""
+    for number in range(count):
+        assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+
+
 def standings(gateway: Running) -> dict[str, str]:
     judgements = gateway.application.gateway.serving.groups["m"].judge.judgements
     return {name: judgement.standing for name, judgement in judgements.items()}
@@ -49,8 +55,7 @@ async def test_calls_follow_the_weights(boot: Boots) -> None:
     servers = {"a": FakeTei(), "b": FakeTei()}
     config = UPSTREAMS + "models: {m: {upstreams: [{name: a, weight: 3}, {name: b, weight: 1}]}}\n"
     async with boot(servers, config) as gateway:
-        for number in range(40):
-            assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+        await embed_each(gateway, 40)
 
     counts = Counter(tried(gateway))
     assert abs(counts["a", "ok"] - 30) <= 2
@@ -123,8 +128,7 @@ async def test_the_next_priority_takes_over(boot: Boots, hook: Any) -> None:
         assert_vectors(await embed(gateway, "x"), "x")
         assert not second.requests
         first.hook = hook
-        for number in range(6):
-            assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+        await embed_each(gateway, 6)
 
     assert {("b", "ok")} <= set(tried(gateway))
 
@@ -152,8 +156,7 @@ async def test_calls_do_not_wait_for_an_upstream_while_another_can_serve(boot: B
     async with boot({"a": first, "b": FakeTei()}, config) as gateway:
         assert_vectors(await embed(gateway, "x"), "x")
         first.hook = fail_with(httpx.ConnectError("refused"))
-        for number in range(8):
-            assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+        await embed_each(gateway, 8)
         # Without another upstream, calls wait for it.
         gateway.follow(config.replace("{name: b, priority: 1}", "{name: c, priority: 1}"))
         waiting = asyncio.create_task(embed(gateway, "later"))
@@ -230,8 +233,7 @@ async def test_vectors_of_another_model_are_refused_with_both_cosines(boot: Boot
     other.space = "other"
     async with boot({"a": FakeTei(), "b": other}, EVEN) as gateway:
         await until_standing(gateway, "b", "refused")
-        for number in range(8):
-            assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+        await embed_each(gateway, 8)
         (refused,) = [
             event
             for event in gateway.events
@@ -251,8 +253,7 @@ async def test_an_upstream_that_appears_later_with_other_vectors_never_serves(bo
         assert_vectors(await embed(gateway, "x"), "x")
         assert "waiting" == standings(gateway)["b"]
         gateway.follow(EVEN.replace("http://b", "http://c"))
-        for number in range(10):
-            assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+        await embed_each(gateway, 10)
         assert {"a"} == {upstream for upstream, _ in tried(gateway)}
 
 
@@ -290,8 +291,7 @@ async def test_a_replica_that_changes_its_model_serves_no_call(boot: Boots) -> N
         changing.hook, changing.space = None, "other"
         await until_standing(gateway, "b", "refused")
         changing.requests.clear()
-        for number in range(6):
-            assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+        await embed_each(gateway, 6)
 
     assert not changing.requests
 

@@ -231,8 +231,9 @@ def test_bfloat16_rounds_to_the_nearest_even() -> None:
 async def test_the_request_names_its_reply(
     boot: Boots, body: dict[str, str], headers: dict[str, str], expected: str
 ) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/score", {"queries": "q", "documents": "a"} | body, **headers)
+    reply = await posted(
+        boot(fakes(), CONFIG), "/score", {"queries": "q", "documents": "a"} | body, **headers
+    )
 
     assert expected == reply.json()["id"]
 
@@ -250,8 +251,7 @@ async def test_a_cross_encoder_classifies_single_texts(boot: Boots) -> None:
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 async def test_rerank_accepts_a_single_document_and_contents(boot: Boots, path: str, documents: Any) -> None:
     body = {"query": {"content": [{"type": "text", "text": "q"}]}, "documents": documents, "request_id": "r"}
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = (await gateway.post(path, body | {"use_activation": False})).json()
+    reply = (await posted(boot(fakes(), CONFIG), path, body | {"use_activation": False})).json()
 
     assert "r" == reply["id"]
     assert logit_of("q", "red") == pytest.approx(reply["results"][0]["relevance_score"], rel=1e-5)
@@ -411,8 +411,7 @@ def assert_refused(reply: Any, status: int, param: str | None = None) -> None:
 async def test_rejects_unsupported_requests_in_vllms_envelope(
     boot: Boots, path: str, body: Any, param: str | None
 ) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        assert_refused(await gateway.post(path, body), 400, param)
+    assert_refused(await posted(boot(fakes(), CONFIG), path, body), 400, param)
 
 
 async def test_other_errors_use_vllms_envelope_too(boot: Boots) -> None:

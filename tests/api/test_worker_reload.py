@@ -6,6 +6,7 @@ import pytest
 
 from backends.contract import Backend, BackendKind, ReplicaSpec
 from backends.http.client import UpstreamClient
+from gateway.audit.records import Actor
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.problems import Problem
 from gateway.config.schema import UpstreamSettings
@@ -257,7 +258,7 @@ PROBLEM = ReloadOutcome(
 
 
 async def test_reload_reports_applied_and_pending_changes(boot: Boots) -> None:
-    async def reload() -> ReloadOutcome:
+    async def reload(by: Actor) -> ReloadOutcome:
         return OUTCOME
 
     async with boot({"old": FakeTei()}, ONE, reload=reload) as gateway:
@@ -271,7 +272,7 @@ async def test_reload_reports_applied_and_pending_changes(boot: Boots) -> None:
 
 
 async def test_reload_reports_every_problem_of_the_file(boot: Boots) -> None:
-    async def reload() -> ReloadOutcome:
+    async def reload(by: Actor) -> ReloadOutcome:
         return PROBLEM
 
     async with boot({"old": FakeTei()}, ONE, reload=reload) as gateway:
@@ -282,7 +283,7 @@ async def test_reload_reports_every_problem_of_the_file(boot: Boots) -> None:
 
 
 async def test_reload_reports_a_timeout_and_is_404_without_a_file(boot: Boots) -> None:
-    async def reload() -> ReloadOutcome:
+    async def reload(by: Actor) -> ReloadOutcome:
         raise TimeoutError
 
     async with boot({"old": FakeTei()}, ONE, reload=reload) as gateway:
@@ -294,7 +295,7 @@ async def test_reload_reports_a_timeout_and_is_404_without_a_file(boot: Boots) -
 
 
 async def test_only_operators_may_reload(boot: Boots) -> None:
-    async def reload() -> ReloadOutcome:
+    async def reload(by: Actor) -> ReloadOutcome:
         raise AssertionError("reloaded without permission")
 
     async with boot({"old": FakeTei()}, ONE + TENANTS, reload=reload) as gateway:

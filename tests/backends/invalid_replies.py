@@ -77,6 +77,7 @@ def ranking(kind: str, *pairs: tuple[Any, ...]) -> Any:
 NOT_RANKS: dict[str, Any] = {
     "html": b"<html>",
     "cut_off": b'[{"index":0,"score":0.5},{"ind',
+    "none": [],
     "too_few": [(0, 0.5)],
     "too_many": [(0, 0.5), (1, 0.5), (2, 0.5)],
     "index_twice": [(0, 0.5), (0, 0.4)],
@@ -84,6 +85,8 @@ NOT_RANKS: dict[str, Any] = {
     "index_negative": [(-1, 0.5), (0, 0.4)],
     "no_score": [(0,), (1,)],
     "null_score": [(0, None), (1, 0.5)],
+    "words": [(0, "high"), (1, 0.5)],
     "nan": [(0, float("nan")), (1, 0.5)],
+    "infinity": [(0, float("inf")), (1, 0.5)],
     "past_float32": [(0, 1e39), (1, 0.5)],
 }

@@ -245,7 +245,8 @@ VALUES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40)
+# A pair of two optional values is missing from all examples once in 300 runs.
+@settings(max_examples=20)
 @given(values=VALUES, name=st.sampled_from(["gateway", "team-a", "my-gateway-2"]))
 def test_any_values_make_a_valid_release(
     values: dict[str, Any], name: str, tmp_path_factory: pytest.TempPathFactory

@@ -1,6 +1,8 @@
-"""The wheel: complete, without anything else, and able to serve outside of the repository."""
+"""The wheel: equal byte for byte, complete, and able to serve outside of the repository."""
 
+import hashlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,23 +17,58 @@ from gateway import __version__
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, wait_until
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("gateway", "backends")
 START_S = 50.0
 
 
+def build(tree: Path, folder: Path) -> Path:
+    """Build the archives of a tree as a release does: the wheel from the sdist, without the repository."""
+    environment = os.environ | {"SOURCE_DATE_EPOCH": "1767225600"}
+    sdist = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(folder)]
+    subprocess.run(sdist, cwd=tree, env=environment, check=True, capture_output=True, timeout=PATIENCE_S)
+    (built,) = folder.glob("*.tar.gz")
+    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    command = [*wheel, "--wheel-dir", str(folder), str(built)]
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=PATIENCE_S)
+    return folder
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel as a release does: from the sdist, hence without the repository."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (sdist,) = folder.glob("*.tar.gz")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", folder, sdist], check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder with the archives of the repository."""
+    return build(ROOT, tmp_path_factory.mktemp("archives"))
+
+
+@pytest.fixture(scope="module")
+def wheel(archives: Path) -> Path:
+    (built,) = archives.glob("*.whl")
     return built
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def test_two_builds_give_the_same_bytes(archives: Path, tmp_path: Path) -> None:
+    # Another place, other times and other rights of the files.
+    copy = tmp_path / "copy"
+    for name in PACKAGES:
+        shutil.copytree(
+            ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules")
+        )
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore"):
+        shutil.copyfile(ROOT / name, copy / name)
+    (copy / "README.md").chmod(0o600)
+    os.utime(copy / "LICENSE", (0, 0))
+
+    built = digests(archives)
+
+    assert built == digests(build(copy, tmp_path / "second"))
+    stem = f"embedding_gateway-{__version__}"
+    assert {f"{stem}.tar.gz", f"{stem}-py3-none-any.whl"} == set(built)
 
 
 def test_it_has_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:

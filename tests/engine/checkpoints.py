@@ -7,6 +7,7 @@ comparison would prove nothing.
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -28,7 +29,9 @@ SMALL = {
 DECODER = SMALL | {"num_key_value_heads": 2, "bos_token_id": 101, "eos_token_id": 102}
 # Alternating layers, and a window shorter than most texts.
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 6}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+# Ids in BERT's vocabulary: special tokens, characters and frequent words; and parts of one character.
+FREQUENT_WORDS, CHARACTERS = range(8000), range(29612, 30522)
 
 # name → (config, True if it is computed without padding).
 ENCODERS: dict[str, tuple[Callable[[], PretrainedConfig], bool]] = {
@@ -117,7 +120,19 @@ def make_sentence_model(
 def _with_tokenizer(source: Path, folder: Path) -> Path:
     for name in TOKENIZER_FILES:
         shutil.copy(source / name, folder / name)
+    (folder / "tokenizer.json").write_text(_without_rare_words(source / "tokenizer.json"), encoding="utf-8")
     return folder
+
+
+@cache
+def _without_rare_words(tokenizer: Path) -> str:
+    """Return a tokenizer without rare words, whose ids stay: all words take most of the time of a load."""
+    content = json.loads(tokenizer.read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"].items()
+    content["model"]["vocab"] = {
+        token: number for token, number in vocabulary if number in FREQUENT_WORDS or number in CHARACTERS
+    }
+    return json.dumps(content)
 
 
 def with_activation(checkpoint: Path, folder: Path, activation: str) -> Path:

@@ -4,18 +4,15 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
-from backends.contract import Vectors
 from backends.recipe.options import DTypeName
 from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import load
 from backends.torch.networks import int8
 from backends.torch.passes.engine import Engine
 from tests.engine.cross_encoder import make_cross_encoder
-from tests.engine.texts import real_texts
 
 Engines = Callable[[Path, DTypeName], Engine]
 
@@ -58,13 +55,3 @@ def engine_of() -> Iterator[Engines]:
 
     yield open_engine
     open_engine.cache_clear()
-
-
-@pytest.fixture(scope="session")
-def reference(minilm: Path) -> Vectors:
-    """Encode the real texts with sentence-transformers in float32: (n, 384), rows of length 1."""
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(str(minilm), device="cpu", model_kwargs={"dtype": "float32"})
-    vectors: Vectors = model.encode(real_texts(), normalize_embeddings=True, show_progress_bar=False)
-    return vectors.astype(np.float32)

@@ -20,8 +20,8 @@ def labelled_pairs() -> list[tuple[Pair, float]]:
     halves = [text.split("\n\n", 1) for text in texts]
     pairs: list[tuple[Pair, float]] = []
     for index, (first, rest) in enumerate(halves):
-        pairs.append(((first, rest[:400]), 1.0))
-        pairs.append(((first, halves[(index + 7) % len(halves)][1][:400]), 0.0))
+        pairs.append(((first, rest[:200]), 1.0))
+        pairs.append(((first, halves[(index + 7) % len(halves)][1][:200]), 0.0))
     return pairs
 
 

@@ -30,7 +30,7 @@ from tests.engine.checkpoints import ENCODERS, SMALL, make_classifier, make_enco
 from tests.engine.engines import EngineInProcess, cosines, load_tiny
 from tests.engine.texts import PHRASES
 
-BAD_WORD, BAD_ID = "rigorous", 20001
+BAD_WORD, BAD_ID = "artificial", 7976
 FINE = [*PHRASES[:9], "a", "yes no", "word " * 40]
 # A token that the tokenizer has and the network has not.
 NEW_TOKEN = "[NEW]"
@@ -48,8 +48,9 @@ def spoil(folder: Path, *ids: int) -> Path:
     return folder
 
 
-def add_token(folder: Path) -> Path:
-    document = json.loads((folder / "tokenizer.json").read_text())
+def add_token(folder: Path, minilm: Path) -> Path:
+    """Give a checkpoint the whole vocabulary of another, whose next id is that of a new token."""
+    document = json.loads((minilm / "tokenizer.json").read_text())
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     document["added_tokens"].append({"id": 30522, "content": NEW_TOKEN, **flags})
     (folder / "tokenizer.json").write_text(json.dumps(document))
@@ -158,7 +159,7 @@ Make = Callable[[Path, Path], Path]
 async def test_a_token_beyond_the_table_is_refused_before_the_pass(
     make: Callable[..., Path], work: Work, minilm: Path, tmp_path: Path
 ) -> None:
-    folder = add_token(make(ENCODERS["bert"][0](), minilm, tmp_path))
+    folder = add_token(make(ENCODERS["bert"][0](), minilm, tmp_path), minilm)
     engine = engine_of(load_tiny(folder))
 
     with pytest.raises(
@@ -170,7 +171,7 @@ async def test_a_token_beyond_the_table_is_refused_before_the_pass(
 
 
 def test_tokens_beyond_the_table_are_a_note_of_load_and_inspection(minilm: Path, tmp_path: Path) -> None:
-    folder = add_token(make_encoder(ENCODERS["bert"][0](), minilm, tmp_path))
+    folder = add_token(make_encoder(ENCODERS["bert"][0](), minilm, tmp_path), minilm)
 
     loaded = load_tiny(folder)
     found = inspect_folder(wire.ModelBoot("tiny", str(folder), dtype="float32"), folder)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import transformers
 
 from backends.contract import Embed, EmbedReply, Vectors
 from backends.contract.errors import ModelUnavailable
@@ -15,7 +16,7 @@ from backends.torch.load.loader import load, load_model, options_of
 from backends.torch.passes.engine import Engine
 from backends.torch.passes.loaded_model import LoadedModel
 from backends.torch.wire import ModelBoot
-from tests.engine.checkpoints import ENCODERS, make_encoder
+from tests.engine.checkpoints import ENCODERS, SMALL, make_encoder
 from tests.engine.texts import real_texts
 from tests.waiting import PATIENCE_S
 
@@ -71,9 +72,10 @@ def load_tiny(folder: Path, *, compiled: bool) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def compiled(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    """Compile and run a model once, because compiling takes 20 seconds of computing."""
+    """Compile and run a model once, because compiling takes seconds."""
     folder = tmp_path_factory.mktemp("compiled")
-    make_encoder(ENCODERS["bert"][0](), minilm, folder)
+    # The compiler takes seconds for each layer.
+    make_encoder(transformers.BertConfig(**SMALL | {"num_hidden_layers": 1}), minilm, folder)
     vectors = folder / "vectors.npy"
     # In a process of its own: graphs of other tests would count towards the compiler's limit.
     done = subprocess.run(

@@ -23,6 +23,12 @@ LEAST_COSINE: dict[DTypeName, float] = {"float32": 0.99999, "bfloat16": 0.9995}
 Modules = Sequence[torch.nn.Module]
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Make the random weights of a test's modules the same in any order of tests."""
+    torch.manual_seed(1)
+
+
 def layer_norm(width: int = 32) -> modules.LayerNorm:
     module = modules.LayerNorm(width)
     with torch.no_grad():
@@ -44,7 +50,6 @@ def save_model(
     encoder: Path, folder: Path, before: Modules, width: int, after: Modules
 ) -> SentenceTransformer:
     """Write a checkpoint with modules before and behind mean pooling; return its model as the reference."""
-    torch.manual_seed(1)
     network = modules.Transformer(str(encoder), max_seq_length=64)
     parts = [network, *before, modules.Pooling(width, pooling_mode="mean"), *after]
     SentenceTransformer(modules=parts, device="cpu").save(str(folder), create_model_card=False)

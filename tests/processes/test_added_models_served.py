@@ -45,9 +45,9 @@ class Place:
         (folder / "files").mkdir()
         (folder / "files" / "token").write_text(f"{OF_FILE}\n")
 
-    def write(self, *, shared: bool = True, upstreams: str = "", models: str = "") -> None:
-        """Write router.yaml with `one`, `m` and more. shared: two workers on Redis; else one, watched."""
-        store, workers = (self.redis.url, 2) if shared else ("memory", 1)
+    def write(self, *, shared: bool = True, workers: int = 1, upstreams: str = "", models: str = "") -> None:
+        """Write router.yaml with `one`, `m` and more. shared: on Redis; else in memory, and watched."""
+        store = self.redis.url if shared else "memory"
         text = CONFIG.format(
             workers=workers,
             store=store,
@@ -98,7 +98,7 @@ def running_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     fake, redis = FakeTei(), RedisServer(folder)
     with serve_in_thread(fake) as url:
         place = Place(folder, url, fake, redis)
-        place.write()
+        place.write(workers=2)
         with place.gateway(UPSTREAM_KEY=OF_ENVIRONMENT) as first, place.gateway() as second:
             yield Pair(place, first, second)
         logs = "".join([*first.log, *second.log])

@@ -23,14 +23,14 @@ async def store(redis: RedisServer) -> AsyncIterator[AdditionsInRedis]:
 
 async def test_rejects_the_second_of_two_concurrent_changes(store: AdditionsInRedis) -> None:
     assert "" == await store.version() == (await store.load()).version
-    first = await store.replace("", Additions({"two": TEI}))
-    late = await store.replace("", Additions({"three": TEI}))
+    first = await store.replace("", Additions({"two": TEI}), ())
+    late = await store.replace("", Additions({"three": TEI}), ())
 
     assert first is not None
     assert late is None
     assert first == await store.load()
     assert first.version == await store.version()
-    second = await store.replace(first.version, Additions({"three": TEI}))
+    second = await store.replace(first.version, Additions({"three": TEI}), ())
     assert second is not None
     assert second.version != first.version
 
@@ -67,7 +67,7 @@ async def test_reads_former_keys_and_writes_the_current_ones(
     )
     redis.command("HSET", ADDED, "version", "v", "additions", written)
     stored = await store.load()
-    await store.replace("v", stored.additions)
+    await store.replace("v", stored.additions, ())
     current = redis.command("HGET", ADDED, "additions")
 
     assert {"x": {"backend": "tei", "request_inputs": 3, "request_bytes": 5}} == stored.additions.upstreams

@@ -75,8 +75,8 @@ async def test_usage_is_the_settled_cost(boot: Boots, own_redis: RedisServer, sh
         "cost": 0.0,
     }
     assert {"data": [expected], "currency": None} == usage
-    header = "tenant,day,model,requests,tokens,inputs,images,cost"
-    assert [header, f"ops,{day},bge,3,12,3,0,0.00"] == sheet.split()
+    header = "tenant,day,model,requests,tokens,inputs,images,cost,currency"
+    assert [header, f"ops,{day},bge,3,12,3,0,0.00,"] == sheet.split()
 
 
 @pytest.mark.parametrize(("scopes", "status"), [("[embed, admin]", 200), ("[embed]", 403)])

@@ -66,7 +66,7 @@ async def test_four_gateways_spend_a_budget_exactly(own_redis: RedisServer, used
             await asyncio.gather(*(call(ledgers[n % 4], n) for n in range(start, start + 64)))
         for ledger in ledgers:
             await ledger.flush()
-        rows = await ledgers[0].usage("acme", [DAY], by_key=True)
+        rows = await ledgers[0].usage("acme", [DAY], "key")
         shares = [ledger.spent_share("acme", TENANT) for ledger in ledgers]
 
     total = sum(spent.values())

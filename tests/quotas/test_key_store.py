@@ -21,6 +21,7 @@ from gateway.tenants.keyring import (
     unknown_tenant_note,
 )
 from gateway.tenants.store import KEYS, TENANTS
+from tests.actors import TESTER
 from tests.conftest import KEY, Boots, request_with
 from tests.fakes.tei import FakeTei
 from tests.quotas.redis_server import RedisServer, opened
@@ -60,7 +61,7 @@ async def test_one_of_eight_simultaneous_creations_of_an_id_succeeds(
 async def test_key_that_cannot_be_read_is_not_replaced(own_redis: RedisServer) -> None:
     own_redis.command("HSET", KEYS, "k", "rubbish")
     async with opened(own_redis) as store:
-        creation = await store.create_key(StoredKey("k", key_digest("secret"), "acme"))
+        creation = await store.create_key(StoredKey("k", key_digest("secret"), "acme"), by=TESTER)
 
         assert not creation.is_created
         assert "rubbish" in own_redis.command("HGET", KEYS, "k")
@@ -121,16 +122,16 @@ async def test_key_follows_its_tenant_through_reloads_and_removal(
 async def test_no_key_survives_the_removal_of_its_tenant(own_redis: RedisServer) -> None:
     async with opened(own_redis) as creator, opened(own_redis) as remover:
         for number in range(30):
-            await creator.put_tenant("acme", TenantConfig())
+            await creator.put_tenant("acme", TenantConfig(), by=TESTER)
             created = asyncio.gather(
                 *(
                     creator.create_key(
-                        StoredKey(f"{number}-{index}", key_digest(f"{number} {index}"), "acme")
+                        StoredKey(f"{number}-{index}", key_digest(f"{number} {index}"), "acme"), by=TESTER
                     )
                     for index in range(8)
                 )
             )
-            await asyncio.gather(created, remover.remove_tenant("acme"))
+            await asyncio.gather(created, remover.remove_tenant("acme", by=TESTER))
         keyring = Keyring({}, None)
         keyring.replace_stored(await creator.keys(), await creator.tenants())
 
@@ -138,7 +139,7 @@ async def test_no_key_survives_the_removal_of_its_tenant(own_redis: RedisServer)
             number, _, index = key.id.partition("-")
             with pytest.raises(TenantUnknown):
                 keyring.identify(f"{number} {index}")
-        await remover.remove_tenant("acme")
+        await remover.remove_tenant("acme", by=TESTER)
         assert [] == await creator.keys()
 
 
@@ -146,11 +147,11 @@ async def test_removal_leaves_the_keys_of_other_tenants(own_redis: RedisServer) 
     names = ("acme", "acm\u00e9", 'ac"me', "globex")
     async with opened(own_redis) as store:
         for name in names:
-            await store.put_tenant(name, TenantConfig())
-            await store.create_key(StoredKey(f"of {name}", key_digest(name), name))
+            await store.put_tenant(name, TenantConfig(), by=TESTER)
+            await store.create_key(StoredKey(f"of {name}", key_digest(name), name), by=TESTER)
         own_redis.command("HSET", KEYS, "unreadable", "[1,")
         for count, name in enumerate(names[:3], 1):
-            assert await store.remove_tenant(name)
+            assert await store.remove_tenant(name, by=TESTER)
             assert sorted(names[count:]) == sorted(key.tenant for key in await store.keys())
         assert {"globex"} == (await store.tenants()).keys()
         assert "[1," in own_redis.command("HGET", KEYS, "unreadable")
@@ -182,7 +183,7 @@ async def test_requests_with_a_new_key_are_no_guesses(own_redis: RedisServer) ->
     # The key is used before this worker has read it.
     before = [status("secret") for _ in range(GUESSES_MAX)]
     async with opened(own_redis) as store:
-        await store.create_key(StoredKey("k", key_digest("secret"), "acme"))
+        await store.create_key(StoredKey("k", key_digest("secret"), "acme"), by=TESTER)
         follower = KeyFollower(keyring, store, 60, authenticator.forgive_known_keys)
         task = asyncio.create_task(follower.run())
         await follower.refresh()
@@ -199,7 +200,7 @@ async def test_keys_expire_by_the_clock_of_redis(own_redis: RedisServer) -> None
     now_s = time.time()
     late = Keyring({"acme": TenantConfig()}, None, now_s=lambda: now_s - 3600)
     async with opened(own_redis) as store:
-        await store.create_key(StoredKey("k", key_digest("secret"), "acme", expires_s=now_s - 60))
+        await store.create_key(StoredKey("k", key_digest("secret"), "acme", expires_s=now_s - 60), by=TESTER)
         follower = KeyFollower(late, store, 60, lambda: None, clock=lambda: now_s - 3600)
         task = asyncio.create_task(follower.run())
         await follower.refresh()
@@ -230,9 +231,9 @@ async def test_gateway_logs_that_the_first_key_ends(
         await follower.refresh()
         assert [] == caplog.messages
         # By a command on another machine.
-        await store.put_tenant("acme", TenantConfig())
+        await store.put_tenant("acme", TenantConfig(), by=TESTER)
         await follower.refresh()
-        await store.put_tenant("globex", TenantConfig())
+        await store.put_tenant("globex", TenantConfig(), by=TESTER)
         await follower.refresh()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -244,9 +245,9 @@ async def test_gateway_logs_that_the_first_key_ends(
 
 async def test_stored_settings_stay_json(own_redis: RedisServer) -> None:
     async with opened(own_redis) as store:
-        await store.put_tenant("acme", TenantConfig(weight=3))
+        await store.put_tenant("acme", TenantConfig(weight=3), by=TESTER)
         created_s = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-        await store.create_key(StoredKey("k", key_digest("secret"), "acme", created_s=created_s))
+        await store.create_key(StoredKey("k", key_digest("secret"), "acme", created_s=created_s), by=TESTER)
 
     stored = own_redis.command("HGET", TENANTS, "acme").splitlines()[1]
     assert 3 == json.loads(stored)["weight"]

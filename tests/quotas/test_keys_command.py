@@ -26,6 +26,7 @@ from gateway.tenants.keyring import (
     unknown_tenant_note,
 )
 from gateway.tenants.store import TenantStore
+from tests.actors import TESTER
 from tests.processes.conftest import KEY, TLS_CONTEXT, Served, wait_until
 from tests.quotas.conftest import Commands
 from tests.quotas.redis_server import RedisServer
@@ -231,7 +232,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 async def test_stored_keys_stay_valid_for_the_grace_time_of_an_outage(own_redis: RedisServer) -> None:
     store, keyring = TenantStore(RedisClient(own_redis.url, 1)), Keyring(TENANTS, None)
-    await store.create_key(StoredKey("k", key_digest("secret"), "acme"))
+    await store.create_key(StoredKey("k", key_digest("secret"), "acme"), by=TESTER)
     keeper = asyncio.create_task(follower(keyring, store, grace_s=1.0).run())
     await known(keyring, "secret", expected=True)
     own_redis.kill()
@@ -239,7 +240,7 @@ async def test_stored_keys_stay_valid_for_the_grace_time_of_an_outage(own_redis:
     assert "acme" == keyring.identify("secret").name
     await known(keyring, "secret", expected=False)
     own_redis.restart()
-    await store.create_key(StoredKey("k", key_digest("secret"), "acme"))
+    await store.create_key(StoredKey("k", key_digest("secret"), "acme"), by=TESTER)
     await known(keyring, "secret", expected=True)
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
@@ -250,16 +251,16 @@ async def test_applies_a_revocation_that_timed_out(
     own_redis: RedisServer,
 ) -> None:
     store, keyring = TenantStore(RedisClient(own_redis.url, 1)), Keyring(TENANTS, None)
-    await store.create_key(StoredKey("k", key_digest("secret"), "acme"))
+    await store.create_key(StoredKey("k", key_digest("secret"), "acme"), by=TESTER)
     keeper = asyncio.create_task(follower(keyring, store, grace_s=60).run())
     await known(keyring, "secret", expected=True)
     own_redis.freeze()
     # A client that times out and disconnects before the store replies.
     impatient = TenantStore(RedisClient(own_redis.url, 0.1))
     with pytest.raises(StoreUnavailable):
-        await impatient.revoke("k")
+        await impatient.revoke("k", by=TESTER)
     with pytest.raises(StoreUnavailable):
-        await impatient.create_key(StoredKey("l", key_digest("another"), "acme"))
+        await impatient.create_key(StoredKey("l", key_digest("another"), "acme"), by=TESTER)
     own_redis.thaw()
     await known(keyring, "secret", expected=False)
     await known(keyring, "another", expected=True)
@@ -271,12 +272,12 @@ async def test_applies_a_revocation_that_timed_out(
 
 async def test_notices_a_store_emptied_between_two_polls(own_redis: RedisServer) -> None:
     store, keyring = TenantStore(RedisClient(own_redis.url, 1)), Keyring(TENANTS, None)
-    await store.create_key(StoredKey("old", key_digest("old"), "acme"))
+    await store.create_key(StoredKey("old", key_digest("old"), "acme"), by=TESTER)
     keeper = asyncio.create_task(follower(keyring, store, grace_s=1).run())
     await known(keyring, "old", expected=True)
     own_redis.command("FLUSHALL")
     # The number of changes is the same as before.
-    await store.create_key(StoredKey("new", key_digest("new"), "acme"))
+    await store.create_key(StoredKey("new", key_digest("new"), "acme"), by=TESTER)
     await known(keyring, "new", expected=True)
     assert keyring.knows(key_digest("old"))
     # No operator has revoked it: it stays valid for the grace.
@@ -292,8 +293,8 @@ async def test_first_key_is_decided_by_the_content_of_the_store(
 ) -> None:
     store = TenantStore(RedisClient(own_redis.url, 1))
     if holds:
-        await store.put_tenant("acme", TenantConfig())
-        await store.create_key(StoredKey("k", key_digest("stored"), "acme"))
+        await store.put_tenant("acme", TenantConfig(), by=TESTER)
+        await store.create_key(StoredKey("k", key_digest("stored"), "acme"), by=TESTER)
     own_redis.freeze()
     keyring = Keyring({}, FirstKey(key_digest("first"), is_pending=True))
     keeper = asyncio.create_task(follower(keyring, store, grace_s=60).run())

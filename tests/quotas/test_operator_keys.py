@@ -13,6 +13,7 @@ from gateway.config.schema import Config, TenantConfig
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import StoredKey, key_digest
 from gateway.tenants.store import TenantStore
+from tests.actors import TESTER
 from tests.quotas.redis_server import RedisServer
 from tests.quotas.test_first_key import start
 
@@ -64,8 +65,8 @@ def test_start_warns_until_redis_has_a_key_for_admin(
 
     async def store(key: StoredKey) -> None:
         tenants = TenantStore(RedisClient(own_redis.url, 5))
-        await tenants.put_tenant("acme", TenantConfig())
-        await tenants.create_key(key)
+        await tenants.put_tenant("acme", TenantConfig(), by=TESTER)
+        await tenants.create_key(key, by=TESTER)
         await tenants.aclose()
 
     for key in (

@@ -16,9 +16,11 @@ from gateway.quotas.ledger import QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost, parse_limit
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.store.errors import StoreUnavailable
+from gateway.store.memory_use import fullest
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import StoredKey, key_digest
 from gateway.tenants.store import KeyCreation, TenantStore
+from tests.actors import TESTER
 from tests.processes.conftest import wait_until
 from tests.processes.tls_files import Authority
 from tests.quotas.conftest import Commands
@@ -73,15 +75,15 @@ async def holds_keys(url: str) -> None:
     stored = StoredKey("k", key_digest("secret"), "acme")
     try:
         before = await store.look()
-        assert KeyCreation(is_created=True, has_tenant=False) == await store.create_key(stored)
-        await store.put_tenant("acme", settings)
+        assert KeyCreation(is_created=True, has_tenant=False) == await store.create_key(stored, by=TESTER)
+        await store.put_tenant("acme", settings, by=TESTER)
         assert ([stored], {"acme": settings}) == (await store.keys(), await store.tenants())
         assert await store.has_tenants()
         after = await store.look()
         assert before.version != after.version
         assert before.clock_s < after.clock_s
-        assert KeyCreation(is_created=False, has_tenant=True) == await store.create_key(stored)
-        assert await store.remove_tenant("acme")
+        assert KeyCreation(is_created=False, has_tenant=True) == await store.create_key(stored, by=TESTER)
+        assert await store.remove_tenant("acme", by=TESTER)
         assert not await store.has_tenants()
     finally:
         await store.aclose()
@@ -120,6 +122,18 @@ def _agrees(info: str, known: str) -> bool:
 async def test_counts_quotas_and_stores_keys_in_a_cluster(cluster: str) -> None:
     await counts(cluster)
     await holds_keys(cluster)
+    await reports_memory(cluster)
+
+
+async def reports_memory(url: str) -> None:
+    """Check that the memory of each node is read."""
+    client = RedisClient(url, 2.0)
+    try:
+        nodes = await client.memory()
+        assert 3 == len(nodes)
+        assert fullest(nodes) == (max(node["used_memory"] for node in nodes), 0)
+    finally:
+        await client.aclose()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from gateway.store.redis_client import RedisClient
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
 from gateway.tenants.store import FIRST_KEY, TENANTS, TenantStore
+from tests.actors import TESTER
 from tests.processes.conftest import KEY, Served, wait_until
 from tests.quotas.redis_server import RedisServer
 from tests.quotas.test_first_key import start
@@ -167,7 +168,7 @@ async def test_key_of_an_undefined_tenant_does_not_end_the_first_key(
 ) -> None:
     keyrings = [Keyring({}, FirstKey(OWN, is_pending=is_pending)) for is_pending in (False, True)]
     async with following(own_redis, keyrings[0]) as first, following(own_redis, keyrings[1]) as second:
-        await first.store.create_key(STRAY)
+        await first.store.create_key(STRAY, by=TESTER)
         await asyncio.gather(first.refresh(), second.refresh())
 
     assert ["default", "default"] == [keyring.identify("own").name for keyring in keyrings]

@@ -28,6 +28,7 @@ from gateway.tenants.guess_throttle import GUESSES_MAX
 from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
 from gateway.tenants.snapshot import CONFIRM_EVERY_S, FILE_NAME, SnapshotFile
 from gateway.tenants.store import KEYS, TENANTS, VERSION, TenantStore
+from tests.actors import TESTER
 from tests.conftest import KEY, Boots, Running, request_with
 from tests.fakes.tei import FakeTei
 from tests.processes.tls_files import Authority
@@ -95,8 +96,10 @@ class Worker:
 async def fill(server: RedisServer) -> None:
     async with opened(server) as store:
         for number in NUMBERS:
-            await store.put_tenant(f"team{number}", TenantConfig(weight=2))
-            await store.create_key(StoredKey(f"k{number}", key_digest(f"sk-{number}"), f"team{number}"))
+            await store.put_tenant(f"team{number}", TenantConfig(weight=2), by=TESTER)
+            await store.create_key(
+                StoredKey(f"k{number}", key_digest(f"sk-{number}"), f"team{number}"), by=TESTER
+            )
 
 
 def served(worker: Worker) -> list[str]:
@@ -143,19 +146,19 @@ async def test_what_the_store_lost_is_refused_after_the_grace_and_is_no_guess(ow
 async def test_revoked_keys_are_never_kept(own_redis: RedisServer) -> None:
     await fill(own_redis)
     async with Worker(own_redis.url).running() as worker, opened(own_redis) as store:
-        assert await store.revoke("k0")
+        assert await store.revoke("k0", by=TESTER)
         await worker.follower.refresh()
         own_redis.command("FLUSHALL")
         await worker.follower.refresh()
         # The store does not have it any more, and the operator still can revoke it.
         assert worker.follower.keeps_key("k1")
-        assert not await store.revoke("k1")
-        assert not await store.remove_tenant("team2")
+        assert not await store.revoke("k1", by=TESTER)
+        assert not await store.remove_tenant("team2", by=TESTER)
         await worker.follower.refresh()
         refused = ["Unauthenticated"] * 3
         assert served(worker) == refused + ALL[3:]
         # The tenant is created again, and its old key stays refused.
-        await store.put_tenant("team2", TenantConfig())
+        await store.put_tenant("team2", TenantConfig(), by=TESTER)
         await worker.follower.refresh()
         assert served(worker) == refused + ALL[3:]
 
@@ -165,8 +168,8 @@ async def test_new_state_wins_at_once(own_redis: RedisServer) -> None:
     async with Worker(own_redis.url).running() as worker, opened(own_redis) as store:
         own_redis.command("FLUSHALL")
         await worker.follower.refresh()
-        await store.put_tenant("team0", TenantConfig(weight=7))
-        await store.create_key(StoredKey("k1", key_digest("sk-new"), "team1"))
+        await store.put_tenant("team0", TenantConfig(weight=7), by=TESTER)
+        await store.create_key(StoredKey("k1", key_digest("sk-new"), "team1"), by=TESTER)
         await worker.follower.refresh()
         assert worker.keyring.identify("sk-0").weight == 7
         assert worker.keyring.identify("sk-2").weight == 2
@@ -177,12 +180,12 @@ async def test_new_state_wins_at_once(own_redis: RedisServer) -> None:
 
 async def test_removal_of_the_last_tenant_and_key_is_no_loss(own_redis: RedisServer) -> None:
     async with opened(own_redis) as store:
-        await store.put_tenant("acme", TenantConfig())
-        await store.create_key(StoredKey("k", key_digest("sk-0"), "acme"))
+        await store.put_tenant("acme", TenantConfig(), by=TESTER)
+        await store.create_key(StoredKey("k", key_digest("sk-0"), "acme"), by=TESTER)
         async with Worker(own_redis.url).running() as worker:
             assert worker.status("sk-0") == "acme"
-            await store.revoke("k")
-            await store.remove_tenant("acme")
+            await store.revoke("k", by=TESTER)
+            await store.remove_tenant("acme", by=TESTER)
             await worker.follower.refresh()
             assert worker.status("sk-0") == "Unauthenticated"
             assert worker.losses == []
@@ -195,7 +198,7 @@ async def test_store_that_was_written_again_before_it_was_read_is_a_loss(own_red
         # As many changes as before, all between two looks.
         own_redis.command("FLUSHALL")
         for _ in range(3 * len(NUMBERS)):
-            await store.put_tenant("team0", TenantConfig(weight=5))
+            await store.put_tenant("team0", TenantConfig(weight=5), by=TESTER)
         await worker.follower.refresh()
         assert served(worker) == ALL
         assert worker.keyring.identify("sk-0").weight == 5
@@ -215,8 +218,8 @@ async def test_older_copy_loses_only_what_is_newer(own_redis: RedisServer) -> No
     await fill(own_redis)
     version = own_redis.command("GET", VERSION).splitlines()[1]
     async with Worker(own_redis.url).running() as worker, opened(own_redis) as store:
-        await store.put_tenant("late", TenantConfig())
-        await store.create_key(StoredKey("late", key_digest("sk-late"), "late"))
+        await store.put_tenant("late", TenantConfig(), by=TESTER)
+        await store.create_key(StoredKey("late", key_digest("sk-late"), "late"), by=TESTER)
         await worker.follower.refresh()
         # As the copy of an hour ago has it.
         own_redis.command("HDEL", TENANTS, "late")
@@ -310,13 +313,13 @@ async def test_first_key_returns_when_operators_remove_the_last_tenant(
     own_redis: RedisServer, tmp_path: Path, is_seen: bool
 ) -> None:
     async with opened(own_redis) as store:
-        await store.put_tenant("acme", TenantConfig())
+        await store.put_tenant("acme", TenantConfig(), by=TESTER)
         async with Worker(own_redis.url, tmp_path).running() as worker:
             if is_seen:
-                await store.remove_tenant("acme")
+                await store.remove_tenant("acme", by=TESTER)
                 await worker.follower.refresh()
         if not is_seen:
-            await store.remove_tenant("acme")
+            await store.remove_tenant("acme", by=TESTER)
 
     assert await asyncio.to_thread(start, tmp_path, own_redis.url) is not None
     pending = FirstKey(key_digest("sk-own"), is_pending=True)
@@ -335,9 +338,9 @@ def run_gateway(folder: Path, url: str, *words: str) -> subprocess.CompletedProc
 @pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "while stopped"])
 async def test_commands_name_what_was_lost(own_redis: RedisServer, tmp_path: Path, is_noticed: bool) -> None:
     async with opened(own_redis) as store:
-        await store.put_tenant("acme", TenantConfig(weight=2, limits={"tokens_per_minute": 5000}))
+        await store.put_tenant("acme", TenantConfig(weight=2, limits={"tokens_per_minute": 5000}), by=TESTER)
         for name in ("k1", "k2"):
-            await store.create_key(StoredKey(name, key_digest(f"sk-{name}"), "acme"))
+            await store.create_key(StoredKey(name, key_digest(f"sk-{name}"), "acme"), by=TESTER)
     async with Worker(own_redis.url, tmp_path).running() as worker:
         if is_noticed:
             own_redis.command("FLUSHALL")
@@ -371,8 +374,8 @@ async def test_commands_name_what_was_lost(own_redis: RedisServer, tmp_path: Pat
 async def test_commands_hint_at_a_loss_that_no_snapshot_shows(own_redis: RedisServer, tmp_path: Path) -> None:
     blank = await asyncio.to_thread(run_gateway, tmp_path, own_redis.url, "tenants", "list")
     async with opened(own_redis) as store:
-        await store.put_tenant("acme", TenantConfig())
-        await store.remove_tenant("acme")
+        await store.put_tenant("acme", TenantConfig(), by=TESTER)
+        await store.remove_tenant("acme", by=TESTER)
     removed = await asyncio.to_thread(run_gateway, tmp_path, own_redis.url, "tenants", "list")
 
     assert blank.stderr.startswith("Redis has no record of any tenant or key: it is new, or it was emptied")
@@ -407,7 +410,7 @@ async def test_unknown_keys_are_not_wrong_while_redis_is_away(own_redis: RedisSe
     await fill(own_redis)
     async with Worker(own_redis.url).running() as worker:
         async with opened(own_redis) as store:
-            await store.revoke("k0")
+            await store.revoke("k0", by=TESTER)
             await worker.follower.refresh()
             assert worker.status("sk-new") == "Unauthenticated"
             own_redis.freeze()
@@ -424,7 +427,7 @@ async def test_unknown_keys_are_not_wrong_while_redis_is_away(own_redis: RedisSe
 
         own_redis.thaw()
         async with opened(own_redis) as store:
-            await store.create_key(StoredKey("new", key_digest("sk-new"), "team1"))
+            await store.create_key(StoredKey("new", key_digest("sk-new"), "team1"), by=TESTER)
         await worker.follower.refresh()
         assert worker.status("sk-new") == "team1"
         assert worker.status("another") == "Unauthenticated"
@@ -452,7 +455,7 @@ async def test_version_of_an_earlier_release_goes_on(own_redis: RedisServer) -> 
     await fill(own_redis)
     own_redis.command("SET", VERSION, "0123456789abcdef")
     async with Worker(own_redis.url).running() as worker, opened(own_redis) as store:
-        await store.revoke("k0")
+        await store.revoke("k0", by=TESTER)
         await worker.follower.refresh()
         assert worker.status("sk-0") == "Unauthenticated"
         assert own_redis.command("GET", VERSION).splitlines()[1].startswith("0123456789abcdef.1.")

@@ -20,6 +20,7 @@ from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
 from gateway.tenants.store import KEYS, TENANTS, TenantStore, merged
+from tests.actors import TESTER
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
 from tests.quotas.conftest import Commands, Ended
@@ -185,7 +186,7 @@ async def test_changes_of_two_operators_are_both_kept(own_redis: RedisServer, tm
             await asyncio.gather(
                 *(
                     stores[index % 2].change_tenant(
-                        "acme", lambda before, name=name: merged(before, {"limits": {name: 5}})
+                        "acme", lambda before, name=name: merged(before, {"limits": {name: 5}}), by=TESTER
                     )
                     for index, name in enumerate(names)
                 )
@@ -249,11 +250,11 @@ def test_what_is_not_set_can_be_unset_again(file: Path, command: Commands) -> No
 
 async def test_removing_a_tenant_removes_its_keys(own_redis: RedisServer) -> None:
     async with opened(own_redis) as store:
-        await store.create_key(StoredKey("k", key_digest("secret"), "acme"))
+        await store.create_key(StoredKey("k", key_digest("secret"), "acme"), by=TESTER)
 
-        assert await store.remove_tenant("acme")
+        assert await store.remove_tenant("acme", by=TESTER)
         assert [] == await store.keys()
-        assert not await store.remove_tenant("acme")
+        assert not await store.remove_tenant("acme", by=TESTER)
 
 
 async def test_router_yaml_takes_precedence_over_redis(boot: Boots, own_redis: RedisServer) -> None:
@@ -345,7 +346,7 @@ async def test_rejects_invalid_settings_without_storing_them(boot: Boots, own_re
             assert (body, 422, "Validation") == shown
             assert reply.json()["error"]
         named = await gateway.client.put("/admin/tenants/acme", json={"limit": {}})
-        allowed = "models, limits, model_limits, weight, priority, queue_tokens, join"
+        allowed = "models, limits, model_limits, end_user_limits, weight, priority, queue_tokens, join"
         assert f"Object contains unknown field `limit`; allowed: {allowed}" == named.json()["error"]
         assert 400 == (await gateway.client.put("/admin/tenants/acme", content=b"{")).status_code
         assert [] == (await gateway.client.get("/admin/tenants")).json()
@@ -537,13 +538,15 @@ async def test_unreadable_entries_affect_no_other_key_or_tenant(
             own_redis.command("HSET", "gw:{store}:tenants", name, value)
             own_redis.command("HSET", "gw:{store}:keys", name, value)
         for name in RUBBISH:
-            await store.create_key(StoredKey(f"of {name}", key_digest(name), name))
-        await store.put_tenant("good", config.TenantConfig())
-        await store.create_key(StoredKey("first", key_digest("first"), "good"))
+            await store.create_key(StoredKey(f"of {name}", key_digest(name), name), by=TESTER)
+        await store.put_tenant("good", config.TenantConfig(), by=TESTER)
+        await store.create_key(StoredKey("first", key_digest("first"), "good"), by=TESTER)
         await until_known(keyring, "first")
         own_redis.command("HSET", "gw:{store}:keys", "another", "rubbish")
-        await store.put_tenant("good", config.TenantConfig(models=("bge",), limits={"requests_per_hour": 5}))
-        await store.create_key(StoredKey("second", key_digest("second"), "good"))
+        await store.put_tenant(
+            "good", config.TenantConfig(models=("bge",), limits={"requests_per_hour": 5}), by=TESTER
+        )
+        await store.create_key(StoredKey("second", key_digest("second"), "good"), by=TESTER)
         await until_known(keyring, "second")
         tenant = keyring.identify("second")
 
@@ -578,9 +581,9 @@ async def test_ignores_fields_of_a_newer_release(own_redis: RedisServer) -> None
 async def test_follows_a_version_that_is_not_a_number(own_redis: RedisServer) -> None:
     own_redis.command("HSET", "gw:{store}:tenants", b"\xff".decode("latin-1"), "{}")
     async with opened(own_redis) as store, followed(store) as keyring:
-        await store.put_tenant("acme", config.TenantConfig())
-        await store.create_key(StoredKey("k", key_digest("secret"), "acme"))
+        await store.put_tenant("acme", config.TenantConfig(), by=TESTER)
+        await store.create_key(StoredKey("k", key_digest("secret"), "acme"), by=TESTER)
         await until_known(keyring, "secret")
-        await store.create_key(StoredKey("l", key_digest("later"), "acme"))
+        await store.create_key(StoredKey("l", key_digest("later"), "acme"), by=TESTER)
         own_redis.command("SET", "gw:{store}:version", "rubbish")
         await until_known(keyring, "later")

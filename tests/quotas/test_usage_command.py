@@ -112,9 +112,9 @@ def test_prints_usage_as_json(command: Commands, file: Path, used: None) -> None
 def test_prints_usage_as_csv(command: Commands, file: Path, used: None) -> None:
     ended = command("usage", "acme", *DAYS, "--form", "csv", "-c", str(file))
 
-    lines = [",".join(cells(row)) for row in ROWS]
+    lines = [",".join([*cells(row), ""]) for row in ROWS]
     assert (0, "") == (ended.status, ended.err)
-    assert [",".join(ROWS[0]), *lines] == ended.out.splitlines()
+    assert [",".join([*ROWS[0], "currency"]), *lines] == ended.out.splitlines()
 
 
 @pytest.mark.parametrize("form", ["json", "csv"])
@@ -152,6 +152,29 @@ def test_table_names_the_currency(command: Commands, file: Path, used: None) -> 
     ended = command("usage", "acme", *DAYS, "-c", str(file))
 
     assert "images  cost (EUR)" in ended.out
+
+
+def test_prints_a_month_with_totals(command: Commands, file: Path, used: None) -> None:
+    file.write_text(f"{file.read_text()}currency: EUR\n")
+    sheet = command("usage", "acme", "--month", "2026-02", "--csv", "-c", str(file))
+    report = json.loads(command("usage", "acme", "--month", "2026-02", "--json", "-c", str(file)).out)
+    table = command("usage", "acme", "--month", "2026-02", "-c", str(file)).out
+
+    assert (0, "") == (sheet.status, sheet.err)
+    assert [
+        "total,tenant,month,model,requests,tokens,inputs,images,cost,forecast_cost,currency",
+        ",acme,2026-02,bge,1,7,2,0,0.00,,EUR",
+        ",acme,2026-02,org/a|b,1,5,1,4,0.00007,,EUR",
+        "tenant,acme,2026-02,,2,12,3,4,0.00007,,EUR",
+        "all,,2026-02,,2,12,3,4,0.00007,,EUR",
+    ] == sheet.out.splitlines()
+    assert ("2026-02", "EUR", 12, 0.00007) == (
+        report["month"],
+        report["currency"],
+        report["total"]["tokens"],
+        report["total"]["cost"],
+    )
+    assert ["all", "2026-02", "2", "12", "3", "4", "0.00007"] == table.splitlines()[-1].split()
 
 
 def test_prints_usage_of_all_tenants_by_default(
@@ -222,7 +245,7 @@ def test_usage_command_reports_a_missing_store_in_one_line(
 
     assert [(1, ""), (1, "")] == [(result.status, result.out) for result in (away, memory)]
     assert "unavailable" in away.err
-    assert "/admin/usage" in memory.err
+    assert "the gateway at http://127.0.0.1:8080" in memory.err
     assert [1, 1] == [len(result.err.strip().splitlines()) for result in (away, memory)]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.audit.records import AuditRecord
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config, UpstreamSettings
@@ -311,11 +312,16 @@ def test_bounds_the_size_of_additions() -> None:
 
 
 async def test_rejects_a_replacement_of_an_old_version() -> None:
-    store = AdditionsInMemory()
-    first = await store.replace("", Additions({"two": TEI}))
+    recorded: list[AuditRecord] = []
+
+    async def record(change: AuditRecord) -> None:
+        recorded.append(change)
+
+    store = AdditionsInMemory(record)
+    first = await store.replace("", Additions({"two": TEI}), ())
 
     assert first is not None
-    assert await store.replace("", Additions()) is None
+    assert await store.replace("", Additions(), ()) is None
     assert first == await store.load()
     assert first.version == await store.version()
 

@@ -13,6 +13,7 @@ import yaml
 from gateway.cli import main as command_line
 from gateway.config.schema import TenantConfig
 from gateway.tenants.file_store import FILE_NAME, FileTenantStore
+from tests.actors import TESTER
 from tests.waiting import PATIENCE_S
 
 NAME = "müller-日本🙂"
@@ -62,7 +63,7 @@ def test_every_terminal_gets_every_name(tmp_path: Path, encoding: str) -> None:
     path.write_text(
         f"state_dir: {tmp_path}\nupstreams: {{one: {upstream}}}\nmodels: {{m: {{upstream: one}}}}\n"
     )
-    asyncio.run(FileTenantStore(tmp_path / FILE_NAME).put_tenant(NAME, TenantConfig()))
+    asyncio.run(FileTenantStore(tmp_path / FILE_NAME).put_tenant(NAME, TenantConfig(), by=TESTER))
     table = gateway("tenants", "list", "-c", str(path), encoding=encoding)
     listed = gateway("tenants", "list", "--json", "-c", str(path), encoding=encoding)
 

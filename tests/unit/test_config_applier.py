@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.audit.records import AuditRecord
 from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
 from gateway.config.schema import Config
@@ -31,7 +32,8 @@ class Store(AdditionsInMemory):
     """Store with a number of lost races. away: the store is unavailable."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.records: list[AuditRecord] = []
+        super().__init__(self._keep)
         self.lost_races = 0
         self.away = False
 
@@ -41,12 +43,17 @@ class Store(AdditionsInMemory):
             raise StoreUnavailable("no answer")
         return await super().load()
 
-    async def replace(self, expected: str, additions: Additions) -> StoredAdditions | None:
+    async def _keep(self, record: AuditRecord) -> None:
+        self.records.append(record)
+
+    async def replace(
+        self, expected: str, additions: Additions, records: Sequence[AuditRecord]
+    ) -> StoredAdditions | None:
         """Replace the additions, unless a race is lost."""
         if self.lost_races:
             self.lost_races -= 1
             return None
-        return await super().replace(expected, additions)
+        return await super().replace(expected, additions, records)
 
 
 class Parent:
@@ -123,7 +130,7 @@ async def test_retries_an_edit_that_lost_a_race(parent: Parent) -> None:
 
 async def test_checks_an_edit_against_the_changes_of_other_gateways(parent: Parent) -> None:
     await parent.applier.apply(TWO)
-    await parent.store.replace(await parent.store.version(), Additions())
+    await parent.store.replace(await parent.store.version(), Additions(), ())
 
     assert ["models.more.upstream"] == [problem.path for problem in (await parent.refused(MORE)).problems]
     assert "unknown" == (await parent.refused(Remove("upstreams", "two"))).kind
@@ -168,7 +175,7 @@ async def test_invalid_file_and_unavailable_store_change_nothing(parent: Parent)
 
 async def test_start_without_store_serves_the_file_first(tmp_path: Path) -> None:
     parent = Parent(tmp_path)
-    await parent.store.replace("", Additions({"two": TEI}, {"more": MORE.settings}))
+    await parent.store.replace("", Additions({"two": TEI}, {"more": MORE.settings}), ())
     parent.store.away = True
     await parent.start()
     assert ["bge"] == list(parent.applier.config.models)

@@ -20,6 +20,7 @@ from gateway.tenants.file_store import FILE_NAME, FileTenantStore
 from gateway.tenants.first_key_file import keep_first_key
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
+from tests.actors import TESTER
 
 CONFIG = 'upstreams: {one: {backend: tei, replicas: ["http://tei"]}}\nmodels: {bge: {upstream: one}}\n'
 
@@ -37,11 +38,11 @@ async def test_keys_and_tenants_outlive_the_process(path: Path) -> None:
     store = FileTenantStore(path)
     assert (await store.look()).version == b""
     assert not await store.has_tenants()
-    assert await store.put_tenant("acme", TenantConfig(limits={"tokens_per_day": 5}))
-    assert not await store.put_tenant("other", TenantConfig())
-    created = await store.create_key(key("laptop"))
+    assert await store.put_tenant("acme", TenantConfig(limits={"tokens_per_day": 5}), by=TESTER)
+    assert not await store.put_tenant("other", TenantConfig(), by=TESTER)
+    created = await store.create_key(key("laptop"), by=TESTER)
     assert (created.is_created, created.has_tenant) == (True, True)
-    assert not (await store.create_key(key("laptop", "other"))).is_created
+    assert not (await store.create_key(key("laptop", "other"), by=TESTER)).is_created
 
     again = FileTenantStore(path)
     assert await again.keys() == [key("laptop")]
@@ -60,7 +61,7 @@ async def test_files_are_private_in_a_folder_that_is_not(path: Path) -> None:
         # As an earlier release has left them.
         (folder / name).touch()
         (folder / name).chmod(0o644)
-    await FileTenantStore(path).put_tenant("acme", TenantConfig())
+    await FileTenantStore(path).put_tenant("acme", TenantConfig(), by=TESTER)
     instances = InstanceFile(folder)
     instances.open()
     instances.write([])
@@ -85,13 +86,13 @@ async def test_files_are_private_in_a_folder_that_is_not(path: Path) -> None:
 
 async def test_a_removed_tenant_takes_its_keys_along(path: Path) -> None:
     store = FileTenantStore(path)
-    await store.put_tenant("acme", TenantConfig())
+    await store.put_tenant("acme", TenantConfig(), by=TESTER)
     for id_ in ("one", "two"):
-        await store.create_key(key(id_))
-    assert await store.revoke("one")
-    assert not await store.revoke("one")
-    assert await store.remove_tenant("acme")
-    assert not await store.remove_tenant("acme")
+        await store.create_key(key(id_), by=TESTER)
+    assert await store.revoke("one", by=TESTER)
+    assert not await store.revoke("one", by=TESTER)
+    assert await store.remove_tenant("acme", by=TESTER)
+    assert not await store.remove_tenant("acme", by=TESTER)
     assert await store.keys() == []
 
 
@@ -99,12 +100,12 @@ def test_the_first_key_lives_until_there_is_a_key_for_operators(path: Path) -> N
     config = parse_config(CONFIG, {}, path.parent)
     sources = KeySources("sk-first", None, is_terminal=False, tenants_file=path)
     store = FileTenantStore(path)
-    asyncio.run(store.put_tenant("acme", TenantConfig()))
-    asyncio.run(store.create_key(key("laptop")))
+    asyncio.run(store.put_tenant("acme", TenantConfig(), by=TESTER))
+    asyncio.run(store.create_key(key("laptop"), by=TESTER))
     kept = first_key(config, sources)
     assert kept is not None
     assert kept.digest == key_digest("sk-first")
-    asyncio.run(store.create_key(msgspec.structs.replace(key("ops"), scopes=("embed", "admin"))))
+    asyncio.run(store.create_key(msgspec.structs.replace(key("ops"), scopes=("embed", "admin")), by=TESTER))
     assert first_key(config, sources) is None
 
 
@@ -126,7 +127,9 @@ def test_stored_tenants_end_the_first_key_only_where_gateways_share_them() -> No
 
 async def test_changes_at_the_same_time_are_all_kept(path: Path) -> None:
     stores = [FileTenantStore(path) for _ in range(4)]
-    await asyncio.gather(*(stores[number % 4].create_key(key(str(number))) for number in range(40)))
+    await asyncio.gather(
+        *(stores[number % 4].create_key(key(str(number)), by=TESTER) for number in range(40))
+    )
     assert len(await stores[0].keys()) == 40
 
 
@@ -135,11 +138,11 @@ async def test_another_worker_follows_a_change(path: Path) -> None:
     follower = KeyFollower(keyring, FileTenantStore(path), 60.0, lambda: None)
     running = asyncio.create_task(follower.run())
     await follower.refresh()
-    await writer.put_tenant("acme", TenantConfig())
-    await writer.create_key(key("laptop"))
+    await writer.put_tenant("acme", TenantConfig(), by=TESTER)
+    await writer.create_key(key("laptop"), by=TESTER)
     await follower.refresh()
     assert keyring.identify("sk-laptop").key_id == "laptop"
-    await writer.revoke("laptop")
+    await writer.revoke("laptop", by=TESTER)
     await follower.refresh()
     assert not keyring.knows(key_digest("sk-laptop"))
     running.cancel()
@@ -155,7 +158,11 @@ def test_a_file_that_cannot_be_read_is_never_overwritten(
     path.parent.mkdir()
     path.write_bytes(content)
     store = FileTenantStore(path)
-    for change in (store.create_key(key("a")), store.put_tenant("acme", TenantConfig()), store.revoke("a")):
+    for change in (
+        store.create_key(key("a"), by=TESTER),
+        store.put_tenant("acme", TenantConfig(), by=TESTER),
+        store.revoke("a", by=TESTER),
+    ):
         with pytest.raises(StoreUnavailable, match="mend or remove it"):
             asyncio.run(change)
     assert path.read_bytes() == content
@@ -166,4 +173,4 @@ def test_a_file_that_cannot_be_read_is_never_overwritten(
 async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     with pytest.raises(StoreUnavailable, match="set `state_dir`"):
-        await FileTenantStore(tmp_path / "state" / FILE_NAME).put_tenant("acme", TenantConfig())
+        await FileTenantStore(tmp_path / "state" / FILE_NAME).put_tenant("acme", TenantConfig(), by=TESTER)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.config.digests import section_digests
+from gateway.config.digest import section_digests
 from gateway.config.identity import Identity
 from gateway.fleet.members import Member, SeenMember, report_of
 from tests.unit.test_addition_settings import file
@@ -50,16 +50,17 @@ def test_gateways_that_stop_or_are_silent_decide_nothing() -> None:
 
 
 def test_digests_ignore_what_belongs_to_one_host_and_reveal_no_secret() -> None:
-    text = "upstreams: {a: {backend: tei, replicas: [http://a], api_key: %s}}\nmodels: {m: {upstream: a}}\n"
+    upstreams = "upstreams: {a: {backend: tei, replicas: [http://%s], api_key: top-secret}}\n"
+    text = f"{upstreams}models: {{m: {{upstream: a}}}}\n"
     parsed = [
-        section_digests(file(extra + text % key))
-        for extra, key in (
-            ("listen: 127.0.0.1:1\n", "top-secret"),
+        section_digests(file(extra + text % host))
+        for extra, host in (
+            ("listen: 127.0.0.1:1\n", "a"),
             (
                 "listen: 127.0.0.1:2\nworkers: 1\nadmin: {listen: '127.0.0.1:3'}\nstate_dir: /tmp/x\n",
-                "top-secret",
+                "a",
             ),
-            ("lame_duck_s: 2\n", "other"),
+            ("lame_duck_s: 2\n", "b"),
         )
     ]
 

@@ -60,7 +60,7 @@ async def test_days_months_and_usage_outlive_the_process(tmp_path: Path, clock: 
     with pytest.raises(QuotaExceeded, match="tokens_per_day"):
         await call(again, 41)
     await call(again, 40)
-    [row] = await again.usage("acme", [day(clock)], by_key=True)
+    [row] = await again.usage("acme", [day(clock)], "key")
     assert (row.requests, row.tokens, row.key, row.cost) == (2, 100, "ci", 0.1)
     assert again.spent_share("acme", LIMITS[1]) == pytest.approx(0.1)
     # Rates start from full: one of three is used.

@@ -18,6 +18,7 @@ from gateway.api.operators.admin import CHANGED, ReloadReport, problems_error, r
 from gateway.api.server.body import AsWritten
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import model_name, route_options
+from gateway.audit.records import Actor
 from gateway.config import schema as config
 from gateway.config.diff import ReloadOutcome
 from gateway.config.reader import type_problems
@@ -59,7 +60,7 @@ class AdditionsApi:
             raise NotFound("this gateway serves only its own configuration")
         return self._adding
 
-    async def put(self, part: Part, segment: str, settings: Any) -> ReloadReport:
+    async def put(self, part: Part, segment: str, settings: Any, by: Actor) -> ReloadReport:
         """Add or replace an upstream or a model. segment: its name, as in the path.
 
         Raises: GatewayError, with every problem of the settings.
@@ -72,11 +73,11 @@ class AdditionsApi:
             raise problems_error(problems)
         if len(msgspec.json.encode((name, settings))) > SETTINGS_BYTES_MAX:
             raise InvalidInput(f"name and settings are more than {SETTINGS_BYTES_MAX} bytes")
-        return await self.edit(Put(part, name, settings))
+        return await self.edit(Put(part, name, settings, by))
 
-    async def remove(self, part: Part, segment: str) -> ReloadReport:
+    async def remove(self, part: Part, segment: str, by: Actor) -> ReloadReport:
         """Remove an addition. segment: its name, as in the path. Raises: GatewayError."""
-        return await self.edit(Remove(part, _name(segment)))
+        return await self.edit(Remove(part, _name(segment), by))
 
     async def edit(self, edit: Edit) -> ReloadReport:
         """Let the parent carry out an edit. Raises: GatewayError."""
@@ -127,22 +128,27 @@ async def get_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str
 
 @_put("/admin/upstreams/{name:str}", dto=AsWritten[config.UpstreamSettings])
 async def put_upstream(
-    data: JSONBody[dict[str, Any]], adding: NamedDependency[AdditionsApi], name: FromPath[str]
+    data: JSONBody[dict[str, Any]],
+    adding: NamedDependency[AdditionsApi],
+    operator: NamedDependency[Actor],
+    name: FromPath[str],
 ) -> ReloadReport:
     """Add an upstream, or replace an added one.
 
     Secrets are written as references. Every gateway applies the change.
     """
-    return await adding.put("upstreams", name, data)
+    return await adding.put("upstreams", name, data, operator)
 
 
 @_delete("/admin/upstreams/{name:str}")
-async def remove_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> ReloadReport:
+async def remove_upstream(
+    adding: NamedDependency[AdditionsApi], operator: NamedDependency[Actor], name: FromPath[str]
+) -> ReloadReport:
     """Remove an added upstream.
 
     No model may use it any more.
     """
-    return await adding.remove("upstreams", name)
+    return await adding.remove("upstreams", name, operator)
 
 
 @_get("/admin/models")
@@ -159,22 +165,27 @@ async def get_added_model(adding: NamedDependency[AdditionsApi], name: FromPath[
 
 @_put("/admin/models/{name:str}", dto=AsWritten[config.ModelSettings])
 async def put_model(
-    data: JSONBody[dict[str, Any]], adding: NamedDependency[AdditionsApi], name: FromPath[str]
+    data: JSONBody[dict[str, Any]],
+    adding: NamedDependency[AdditionsApi],
+    operator: NamedDependency[Actor],
+    name: FromPath[str],
 ) -> ReloadReport:
     """Add a model, or replace an added one.
 
     Every gateway applies the change.
     """
-    return await adding.put("models", name, data)
+    return await adding.put("models", name, data, operator)
 
 
 @_delete("/admin/models/{name:str}")
-async def remove_model(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> ReloadReport:
+async def remove_model(
+    adding: NamedDependency[AdditionsApi], operator: NamedDependency[Actor], name: FromPath[str]
+) -> ReloadReport:
     """Remove an added model.
 
     Calls in flight finish.
     """
-    return await adding.remove("models", name)
+    return await adding.remove("models", name, operator)
 
 
 HANDLERS = [

@@ -4,21 +4,25 @@ Requests from this machine need no key if the listener is on loopback and `admin
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date
-from typing import Literal
+from datetime import UTC, date, datetime
+from functools import partial
+from typing import Literal, cast
 
 import msgspec
 from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Operation, Schema
-from litestar.params import FromQuery
+from litestar.params import FromQuery, JSONBody
 
 from gateway.api.operators.access import OPERATORS, is_local_request, store_errors
 from gateway.api.server.authentication import Authenticator
+from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.request_context import HttpContext
+from gateway.audit.records import Actor, gateway_name
 from gateway.config import schema as config
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.money import is_budget
@@ -26,7 +30,18 @@ from gateway.config.problems import Problem
 from gateway.config.schema import host_and_port, is_loopback
 from gateway.errors import DeadlineExceeded, GatewayError, InvalidInput, NotFound, QuotaUnavailable
 from gateway.quotas.ledger import Ledger
-from gateway.quotas.usage import UsageRow, as_csv, days_between
+from gateway.quotas.usage import (
+    MonthUsage,
+    UsageBy,
+    UsageRow,
+    as_csv,
+    days_between,
+    days_of_month,
+    first_of_month,
+    month_csv,
+    month_usage,
+)
+from gateway.tenants.end_users import names_of
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FIRST_KEY_NOTE, FIRST_TENANT, NO_PRICE_NOTE
@@ -87,8 +102,8 @@ def _reported(changes: Iterable[ConfigChange]) -> list[ReportedChange]:
 
 
 FAILURES = document_errors(TEI)
-# Reads router.yaml again and returns the outcome. Raises: TimeoutError.
-Reload = Callable[[], Awaitable[ReloadOutcome]]
+# Reads router.yaml again for an operator and returns the outcome. Raises: TimeoutError.
+Reload = Callable[[Actor], Awaitable[ReloadOutcome]]
 
 
 class UsageResponse(msgspec.Struct):
@@ -128,6 +143,7 @@ class Admin:
         self._authenticator = authenticator
         self._follower = follower
         self._reload = reload
+        self._name = gateway_name(served.listen)
         addresses = [served.admin.listen or served.listen]
         if served.manager is not None:
             # Operators' paths are served there too.
@@ -148,8 +164,26 @@ class Admin:
 
         Raises: Unauthenticated, AuthThrottled, ScopeForbidden.
         """
-        if not (self._is_open and is_local_request(context)):
-            self._authenticator.authenticate(context).require("admin")
+        if self._is_open and is_local_request(context):
+            return
+        owner = self._authenticator.authenticate(context)
+        if context.method not in ("GET", "HEAD") or "admin" in owner.scopes:
+            owner.require("admin")
+        else:
+            owner.require("admin:read")
+
+    def actor(self, context: HttpContext) -> Actor:
+        """Return the operator of a request that was authorized.
+
+        Where operators of this machine need no key, the one that they send names them all the same.
+        """
+        with suppress(GatewayError):
+            self._authenticator.authenticate(context)
+        owner = context.tenant
+        place = (context.address, context.request_id, self._name)
+        if owner is None:
+            return Actor("local", "local", *place)
+        return Actor(owner.key_id, "key" if owner.key_mark else "token", *place)
 
     def stored_state(self) -> StoredState:
         """Return the numbers of stored keys and tenants, and what is lost of them."""
@@ -171,6 +205,11 @@ class Admin:
         """Return the tenants of the file, of the store, of its keys, and of the first key."""
         stored = await self._follower.store.names() if self._follower else set()
         return sorted({*self.file_tenants, *stored, FIRST_TENANT})
+
+    async def settle_records(self) -> None:
+        """Append the records that a killed process has left. Raises: StoreUnavailable."""
+        if self._follower is not None and isinstance(self._follower.store, FileTenantStore):
+            await self._follower.store.settle()
 
     async def refresh(self) -> None:
         """Let this gateway use the change that was just made in the store, before the operator's reply."""
@@ -213,7 +252,9 @@ class Admin:
     "/admin/usage",
     responses={
         200: ResponseSpec(
-            UsageResponse, generate_examples=False, description="Usage by model and day, as JSON or CSV"
+            cast("type[msgspec.Struct]", UsageResponse | MonthUsage),
+            generate_examples=False,
+            description="Usage by model and day, or of a month with its totals, as JSON or CSV",
         )
     }
     | FAILURES,
@@ -226,21 +267,66 @@ async def usage(
     tenant: FromQuery[str | None] = None,
     since: FromQuery[date | None] = None,
     until: FromQuery[date | None] = None,
+    month: FromQuery[str | None] = None,
     form: FromQuery[Literal["json", "csv"]] = "json",
-    by: FromQuery[Literal["model", "key"]] = "model",
+    by: FromQuery[UsageBy] = "model",
 ) -> Response[bytes]:
     """Return a tenant's usage by model and day, or that of all tenants if the query names none.
 
-    Days are in UTC. Without `since` and `until` the usage is today's. `form` selects JSON or CSV. `by=key`
-    gives a row for each key.
+    Days are in UTC. Without `since` and `until` the usage is today's. `month`, such as 2027-01, adds the days
+    of a month up, with totals of each tenant and of all, and a forecast of the current month. `form` selects
+    JSON or CSV. `by=key` gives a row for each key, and `by=end_user` for each end user.
     """
-    days = days_between(since, until)
+    first, now = None if month is None else first_of_month(month), datetime.now(UTC)
+    if first is not None and (since is not None or until is not None):
+        raise InvalidInput("send `month`, or `since` and `until`", param="month")
+    days = days_between(since, until) if first is None else days_of_month(first, now)
     with store_errors():
         tenants = await admin.tenants() if tenant is None else [tenant]
-    rows = [row for name in tenants for row in await admin.ledger.usage(name, days, by_key=by == "key")]
+    rows = [row for name in tenants for row in await admin.ledger.usage(name, days, by)]
+    if first is None:
+        reply: UsageResponse | MonthUsage = UsageResponse(rows, admin.currency)
+        encode = partial(as_csv, rows, admin.currency, by)
+    else:
+        reply = total = month_usage(first, now, rows, admin.currency)
+        encode = partial(month_csv, total, by)
     if form == "csv":
-        return Response(as_csv(rows, by_key=by == "key"), media_type="text/csv")
-    return Response(msgspec.json.encode(UsageResponse(rows, admin.currency)), media_type="application/json")
+        return Response(encode(), media_type="text/csv")
+    return Response(msgspec.json.encode(reply), media_type="application/json")
+
+
+class EndUserName(msgspec.Struct, forbid_unknown_fields=True):
+    """An end user of a tenant. end_user: as requests state it, or the digest that logs and usage show."""
+
+    tenant: str
+    end_user: str
+
+
+class ForgottenEndUser(msgspec.Struct):
+    """Days (UTC) of which rows were deleted."""
+
+    days: int
+
+
+@post(
+    "/admin/usage/forget",
+    dto=OnePass[EndUserName],
+    return_dto=None,
+    status_code=200,
+    responses={200: ResponseSpec(ForgottenEndUser, generate_examples=False, description="What was deleted")}
+    | FAILURES,
+    tags=["Operators"],
+    opt=OPERATORS,
+)
+async def forget(data: JSONBody[EndUserName], admin: NamedDependency[Admin]) -> ForgottenEndUser:
+    """Delete the usage of an end user, and the state of its limits.
+
+    What it used counts as that of `other` from then on, so that all totals stay. Log lines and traces stay
+    where they were sent.
+    """
+    return ForgottenEndUser(
+        await admin.ledger.forget_end_user(data.tenant, names_of(data.tenant, data.end_user))
+    )
 
 
 @post(
@@ -250,12 +336,12 @@ async def usage(
     tags=["Operators"],
     opt=OPERATORS,
 )
-async def reload(admin: NamedDependency[Admin]) -> ReloadReport:
+async def reload(admin: NamedDependency[Admin], operator: NamedDependency[Actor]) -> ReloadReport:
     """Read router.yaml again and apply it.
 
     A file with a problem changes nothing. Calls in flight finish with the settings they began with.
     """
-    return await report(admin.reload())
+    return await report(admin.reload(operator))
 
 
-HANDLERS = [usage, reload]
+HANDLERS = [usage, forget, reload]

@@ -41,6 +41,8 @@ from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import options_of
 from gateway.api.server.request_context import SERVICES_KEY, context_of, context_of_request
+from gateway.audit.records import Actor
+from gateway.audit.trail import AuditTrail
 from gateway.telemetry.metrics import Metrics
 from gateway.tenants.sign_on.sign_in import SignIns
 
@@ -84,6 +86,7 @@ class Services(msgspec.Struct, frozen=True):
     host: HostApi
     sign_ins: SignIns
     batches: BatchesApi
+    audit: AuditTrail
 
 
 def services_of(scope: Mapping[str, Any]) -> Services:
@@ -106,6 +109,7 @@ def litestar_application(dialects: Sequence[Dialect]) -> Litestar:
         opt={OPTION: texts_of(dialects)},
         dependencies={
             "context": Provide(context_of_request, sync_to_thread=False),
+            "operator": Provide(_actor, sync_to_thread=False),
             **{name: _dependency(name) for name in Services.__struct_fields__},
         },
         guards=[_guard],
@@ -148,6 +152,11 @@ def _dependency(name: str) -> Provide:
         return getattr(services_of(scope), name)
 
     return Provide(provide, sync_to_thread=False)
+
+
+def _actor(scope: Scope) -> Actor:
+    """Return the operator of a request, as a dependency of handlers that change something."""
+    return services_of(scope).admin.actor(context_of(scope))
 
 
 async def _guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:

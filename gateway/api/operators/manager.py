@@ -22,6 +22,7 @@ from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import document_errors
 from gateway.api.server.paths import model_name, route_options
 from gateway.api.server.responses import NO_KEY
+from gateway.audit.records import GATEWAY, Actor
 from gateway.declared.host import (
     Act,
     ActOnModel,
@@ -118,9 +119,11 @@ class HostApi:
         """Return the instance that a request was about. Raises: GatewayError."""
         return (await self.run(command)).instances[0]
 
-    async def model(self, name: str, action: Literal["get", "download", "load"]) -> ModelInfo:
+    async def model(
+        self, name: str, action: Literal["get", "download", "load"], by: Actor = GATEWAY
+    ) -> ModelInfo:
         """Return the model that a request was about. name: as in the path. Raises: GatewayError."""
-        return (await self.run(ActOnModel(model_name(name) or "", action))).models[0]
+        return (await self.run(ActOnModel(model_name(name) or "", action, by))).models[0]
 
     async def recent_models(self) -> tuple[ModelInfo, ...]:
         """Return the models as of the last few seconds; none without `manager`.
@@ -156,12 +159,14 @@ async def list_instances(host: NamedDependency[HostApi]) -> list[InstanceInfo]:
     tags=TAGS,
     opt=OPERATED,
 )
-async def create_instance(data: JSONBody[CreateInstance], host: NamedDependency[HostApi]) -> InstanceInfo:
+async def create_instance(
+    data: JSONBody[CreateInstance], host: NamedDependency[HostApi], operator: NamedDependency[Actor]
+) -> InstanceInfo:
     """Create an instance and start it.
 
     It is sent calls once it is ready.
     """
-    return await host.instance(Create(data))
+    return await host.instance(Create(data, operator))
 
 
 @_get("/admin/instances/{name:str}", opt=OPERATED)
@@ -171,33 +176,41 @@ async def get_instance(host: NamedDependency[HostApi], name: FromPath[str]) -> I
 
 
 @delete("/admin/instances/{name:str}", status_code=204, responses=FAILURES, tags=TAGS, opt=OPERATED)
-async def delete_instance(host: NamedDependency[HostApi], name: FromPath[str]) -> None:
+async def delete_instance(
+    host: NamedDependency[HostApi], operator: NamedDependency[Actor], name: FromPath[str]
+) -> None:
     """Stop an instance and delete it.
 
     Calls in flight finish.
     """
-    await host.run(Act(name, "delete"))
+    await host.run(Act(name, "delete", operator))
 
 
 @_action("/admin/instances/{name:str}/start", opt=OPERATED)
-async def start_instance(host: NamedDependency[HostApi], name: FromPath[str]) -> InstanceInfo:
+async def start_instance(
+    host: NamedDependency[HostApi], operator: NamedDependency[Actor], name: FromPath[str]
+) -> InstanceInfo:
     """Start an instance that is stopped or has failed."""
-    return await host.instance(Act(name, "start"))
+    return await host.instance(Act(name, "start", operator))
 
 
 @_action("/admin/instances/{name:str}/stop", opt=OPERATED)
-async def stop_instance(host: NamedDependency[HostApi], name: FromPath[str]) -> InstanceInfo:
+async def stop_instance(
+    host: NamedDependency[HostApi], operator: NamedDependency[Actor], name: FromPath[str]
+) -> InstanceInfo:
     """Stop an instance.
 
     Calls in flight finish. A stopped instance stays as it is.
     """
-    return await host.instance(Act(name, "stop"))
+    return await host.instance(Act(name, "stop", operator))
 
 
 @_action("/admin/instances/{name:str}/restart", opt=OPERATED)
-async def restart_instance(host: NamedDependency[HostApi], name: FromPath[str]) -> InstanceInfo:
+async def restart_instance(
+    host: NamedDependency[HostApi], operator: NamedDependency[Actor], name: FromPath[str]
+) -> InstanceInfo:
     """Stop an instance and start it again."""
-    return await host.instance(Act(name, "restart"))
+    return await host.instance(Act(name, "restart", operator))
 
 
 @_get("/admin/instances/{name:str}/logs", opt=OPERATED)
@@ -267,13 +280,13 @@ async def list_registry(host: NamedDependency[HostApi]) -> list[ModelInfo]:
     opt=OPERATED,
 )
 async def register_model(
-    data: JSONBody[RegisterModel], host: NamedDependency[HostApi]
+    data: JSONBody[RegisterModel], host: NamedDependency[HostApi], operator: NamedDependency[Actor]
 ) -> Response[ModelInfo]:
     """List a model of the Hub, without downloading it.
 
     Returns 200 for a model that is listed already.
     """
-    result = await host.run(AddModel(data.model_id))
+    result = await host.run(AddModel(data.model_id, operator))
     return Response(result.models[0], status_code=201 if result.is_new else 200)
 
 
@@ -284,21 +297,25 @@ async def get_registered(host: NamedDependency[HostApi], name: FromPath[str]) ->
 
 
 @_action("/admin/registry/{name:str}/download", opt=NAMED)
-async def download_model(host: NamedDependency[HostApi], name: FromPath[str]) -> ModelInfo:
+async def download_model(
+    host: NamedDependency[HostApi], operator: NamedDependency[Actor], name: FromPath[str]
+) -> ModelInfo:
     """Download a model, as far as it is missing.
 
     Returns after 20 s at the latest; the download goes on, and the model's status is `downloading`.
     """
-    return await host.model(name, "download")
+    return await host.model(name, "download", operator)
 
 
 @_action("/admin/registry/{name:str}/load", opt=NAMED)
-async def load_model(host: NamedDependency[HostApi], name: FromPath[str]) -> ModelInfo:
+async def load_model(
+    host: NamedDependency[HostApi], operator: NamedDependency[Actor], name: FromPath[str]
+) -> ModelInfo:
     """Check a model's files, load it once, and compute one text.
 
     Returns after 20 s at the latest; the load goes on, and the model's status is `loading`.
     """
-    return await host.model(name, "load")
+    return await host.model(name, "load", operator)
 
 
 HANDLERS = [

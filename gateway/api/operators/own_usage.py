@@ -66,7 +66,7 @@ async def own_usage(
         raise InvalidInput(f"from 1 to {DAYS_MAX} days, not {len(days)}", param="since")
     limits = [*tenant.for_batches().limits, *chain(*tenant.model_limits.values())]
     with store_errors():
-        rows = await admin.ledger.usage(tenant.name, days, by_key=by == "key")
+        rows = await admin.ledger.usage(tenant.name, days, by)
         remaining = await remaining_budgets(admin.ledger, tenant.name, limits)
     return OwnUsage(
         tenant.name,

@@ -134,12 +134,17 @@ async def metrics(
 ) -> Response[bytes]:
     """Return the metrics in Prometheus' text format.
 
-    A key is needed beyond the loopback interface, and through a proxy.
+    A key is needed beyond the loopback interface, and through a proxy. With traces and one worker, a scraper
+    that accepts OpenMetrics gets that, with exemplars.
     """
     require_metrics(context, api, exporter)
-    body, content_type = await exporter.render()
-    # Litestar adds the charset of a text itself.
-    return Response(body, media_type=content_type.removesuffix("; charset=utf-8"))
+    accept = b",".join(value for name, value in context.headers if name == b"accept").decode("latin-1")
+    body, content_type = await exporter.render(accept)
+    # Litestar adds the charset of a plain text itself.
+    media_type = (
+        content_type.removesuffix("; charset=utf-8") if content_type.startswith("text/") else content_type
+    )
+    return Response(body, media_type=media_type)
 
 
 @get("/load", responses=document_errors(VLLM), tags=["vLLM"], opt=SCRAPED)

@@ -17,6 +17,7 @@ from gateway.api.operators.additions import AdditionsApi
 from gateway.api.operators.admin import CHANGED, ReloadReport
 from gateway.api.server.body import ModelName, OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.audit.records import Actor
 from gateway.declared.additions import Drain
 from gateway.errors import InvalidInput, NotFound, Overloaded
 from gateway.serve import Gateway, Serving
@@ -53,14 +54,14 @@ class ReplicasApi:
         self._adding = adding
         self._is_verifying = False
 
-    async def drain(self, body: ReplicaBody) -> ReloadReport:
+    async def drain(self, body: ReplicaBody, by: Actor) -> ReloadReport:
         """Keep new work away from a replica. Raises: GatewayError."""
         _check_drainable(self._upstream(body.upstream), body.replica, self._gateway.serving)
-        return await self._adding.edit(Drain(body.upstream, body.replica, is_drained=True))
+        return await self._adding.edit(Drain(body.upstream, body.replica, is_drained=True, by=by))
 
-    async def undrain(self, body: ReplicaBody) -> ReloadReport:
+    async def undrain(self, body: ReplicaBody, by: Actor) -> ReloadReport:
         """Give a drained replica work again. Raises: GatewayError."""
-        return await self._adding.edit(Drain(body.upstream, body.replica, is_drained=False))
+        return await self._adding.edit(Drain(body.upstream, body.replica, is_drained=False, by=by))
 
     async def verify(self, body: VerifyBody) -> Verification:
         """Compare the vectors of replicas. Raises: GatewayError."""
@@ -120,23 +121,25 @@ _action = partial(post, return_dto=None, status_code=200, tags=["Operators"], op
 
 
 @_action("/admin/replicas/drain", dto=OnePass[ReplicaBody], responses=CHANGED | FAILURES)
-async def drain_replica(data: JSONBody[ReplicaBody], replicas: NamedDependency[ReplicasApi]) -> ReloadReport:
+async def drain_replica(
+    data: JSONBody[ReplicaBody], replicas: NamedDependency[ReplicasApi], operator: NamedDependency[Actor]
+) -> ReloadReport:
     """Give a replica no new work, until it is put back.
 
     Batches in flight finish; `/admin/status` counts them. Every gateway that shares the store follows.
     """
-    return await replicas.drain(data)
+    return await replicas.drain(data, operator)
 
 
 @_action("/admin/replicas/undrain", dto=OnePass[ReplicaBody], responses=CHANGED | FAILURES)
 async def undrain_replica(
-    data: JSONBody[ReplicaBody], replicas: NamedDependency[ReplicasApi]
+    data: JSONBody[ReplicaBody], replicas: NamedDependency[ReplicasApi], operator: NamedDependency[Actor]
 ) -> ReloadReport:
     """Give a drained replica work again.
 
     It is probed as before, and gets work once it responds.
     """
-    return await replicas.undrain(data)
+    return await replicas.undrain(data, operator)
 
 
 @_action(

@@ -14,12 +14,13 @@ from gateway.api.operators.admin import Admin
 from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
+from gateway.audit.records import Actor, ChangedField
 from gateway.config import schema as config
 from gateway.errors import InvalidInput, NotFound
 from gateway.quotas.ledger import remaining_budgets
 from gateway.tenants.create_key import name_problem
 from gateway.tenants.keyring import StoredKey
-from gateway.tenants.store import ChangedField, merged
+from gateway.tenants.store import merged
 
 FAILURES = document_errors(TEI)
 
@@ -33,6 +34,7 @@ class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
     models: list[str] | None = None
     limits: dict[str, config.LimitAmount] = {}
     model_limits: dict[str, dict[str, config.LimitAmount]] = {}
+    end_user_limits: dict[str, config.LimitAmount] = {}
     weight: config.PositiveInt = 1
     priority: Literal["interactive", "bulk"] = "interactive"
     queue_tokens: config.PositiveInt | None = None
@@ -50,6 +52,7 @@ class TenantPatch(msgspec.Struct, forbid_unknown_fields=True):
     model_limits: dict[str, dict[str, config.LimitAmount | None] | None] | msgspec.UnsetType | None = (
         msgspec.UNSET
     )
+    end_user_limits: dict[str, config.LimitAmount | None] | msgspec.UnsetType | None = msgspec.UNSET
     weight: config.PositiveInt | msgspec.UnsetType | None = msgspec.UNSET
     priority: Literal["interactive", "bulk"] | msgspec.UnsetType | None = msgspec.UNSET
     queue_tokens: config.PositiveInt | msgspec.UnsetType | None = msgspec.UNSET
@@ -151,6 +154,7 @@ async def list_tenants(
 async def put_tenant(
     data: JSONBody[TenantPatch],
     admin: NamedDependency[Admin],
+    operator: NamedDependency[Actor],
     name: FromPath[str],
     replace: FromQuery[bool] = False,  # noqa: FBT002 - a parameter of the query
 ) -> ChangedTenant:
@@ -164,12 +168,12 @@ async def put_tenant(
     patch = patch_of(data)
     with store_errors():
         changed = await admin.store.change_tenant(
-            name, lambda before: merged(None if replace else before, patch)
+            name, lambda before: merged(None if replace else before, patch), by=operator
         )
     await admin.refresh()
     notes = admin.first_key_notes(is_first=changed.is_first)
     settings = settings_of(changed.after)
-    notes += admin.budget_notes(settings.limits, *settings.model_limits.values())
+    notes += admin.budget_notes(settings.limits, settings.end_user_limits, *settings.model_limits.values())
     return ChangedTenant(name, settings, name in admin.file_tenants, notes, changed.changes)
 
 
@@ -182,6 +186,7 @@ async def put_tenant(
 )
 async def remove_tenant(
     admin: NamedDependency[Admin],
+    operator: NamedDependency[Actor],
     name: FromPath[str],
 ) -> Response[bytes]:
     """Remove a tenant and its keys.
@@ -189,7 +194,7 @@ async def remove_tenant(
     Every gateway rejects the keys within a second.
     """
     with store_errors():
-        if not await admin.store.remove_tenant(name):
+        if not await admin.store.remove_tenant(name, by=operator):
             raise NotFound(f"there is no tenant {name!r}")
     await admin.refresh()
     return Response(b"{}", media_type="application/json")
@@ -210,6 +215,10 @@ def patch_of(settings: TenantPatch) -> dict[str, Any]:
     patch: dict[str, Any] = msgspec.to_builtins(settings)
     for limits in (patch.get("limits"), *(patch.get("model_limits") or {}).values()):
         check_limits({name: amount for name, amount in (limits or {}).items() if amount is not None})
+    of_users = patch.get("end_user_limits") or {}
+    named = {name: amount for name, amount in of_users.items() if amount is not None}
+    for name, problem in config.end_user_limit_problems(named).items():
+        raise InvalidInput(f"{name}: {problem}", param="end_user_limits")
     return patch
 
 

@@ -10,7 +10,7 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import Target
 from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.batch_objects import OPERATIONS
-from gateway.batches.lines import LineReply, LineRequest
+from gateway.batches.lines import LineReply
 from gateway.batches.records import Endpoint as EndpointPath
 from gateway.batches.records import Job, LineProblem
 from gateway.errors import GatewayError, QuotaUnavailable, Unauthenticated
@@ -38,19 +38,19 @@ class GatewayLineServer:
         self._in_flight = in_flight
         self._observe = observe
 
-    async def serve(self, request: LineRequest) -> LineReply:
-        """Return the reply to a line, also one that reports an error.
+    async def serve(self, job: Job, id_: str, body: bytes) -> LineReply:
+        """Return the reply to a line, also one that reports an error. id_: the same for a try after a kill.
 
         Raises: GatewayError if another try might succeed.
         """
-        job, body = request.job, HeldBody(self._in_flight, request.job.tenant)
+        held = HeldBody(self._in_flight, job.tenant)
         target = Target(LINE_ROUTES[job.endpoint], OPENAI, job.endpoint)
-        context = LineContext(request, target, body, self._observe)
+        context = LineContext(job, id_, target, held, self._observe)
         status = 500
         try:
             context.identify(self._owner(job).for_batches())
             endpoint = self._endpoints[job.endpoint]
-            reply = await endpoint.reply_to_line(bytes(request.body), context, self._api)
+            reply = await endpoint.reply_to_line(body, context, self._api)
             status = 200
         except Exception as error:
             failure = context.fail(error)
@@ -58,12 +58,22 @@ class GatewayLineServer:
             if failure.facts.retryable:
                 raise failure from error
             rendered = render_error(failure, OPENAI)
-            return LineReply(rendered.status, bytes(rendered.body), context.request_id)
+            return LineReply(
+                rendered.status,
+                bytes(rendered.body),
+                context.request_id,
+                ignored_fields=context.ignored_fields,
+            )
         finally:
-            body.release()
+            held.release()
             context.finish(status)
         return LineReply(
-            reply.status, bytes(reply.body), context.request_id, context.tokens, context.cached_tokens
+            reply.status,
+            bytes(reply.body),
+            context.request_id,
+            context.tokens,
+            context.cached_tokens,
+            context.ignored_fields,
         )
 
     async def settle(self) -> None:
@@ -106,7 +116,7 @@ class GatewayLineServer:
 class LineContext(RequestContext):
     """A line. The event names its tenant and its key even if they are gone."""
 
-    def __init__(self, request: LineRequest, target: Target, body: HeldBody, observe: Observe) -> None:
+    def __init__(self, job: Job, id_: str, target: Target, body: HeldBody, observe: Observe) -> None:
         super().__init__(target, HEADERS, "", body, observe)
-        self.tenant_name, self.key_id = request.job.tenant, request.job.key
-        self.reservation = request.id
+        self.tenant_name, self.key_id = job.tenant, job.key
+        self.reservation = id_

@@ -24,7 +24,9 @@ from gateway.api.server.responses import HttpReply
 from gateway.calls import CacheMode, Call
 from gateway.errors import GatewayError, Internal, InvalidInput
 from gateway.events import CallFinished, Observe
+from gateway.quotas.end_users import EndUser
 from gateway.telemetry.timeline import Timeline
+from gateway.tenants.end_users import EndUserReader
 from gateway.tenants.keyring import Tenant
 
 if TYPE_CHECKING:
@@ -52,11 +54,15 @@ class RequestContext:
     dialects share, the body decides it. model: named outside the body, in the path or the metadata. rows: of
     the texts of an Arrow stream (`api/wire/arrow.py`), None for any other body. tenant: of its key, once that
     is known. tenant_name, key_id: of the event, for a line even if its key is gone. reason: class of the
-    cause of a refusal, for the log line. reservation: of quota, the id of a line of a job.
+    cause of a refusal, for the log line. ignored_fields: unknown names in its body, as a header has them.
+    reservation: of quota, the id of a line of a job. end_user: for whom it is sent; None if none is stated,
+    or none is read.
     """
 
     rows: Any = None
+    ignored_fields = ""
     reservation: str | None = None
+    end_user: EndUser | None = None
     # As sent, cut and escaped, only if no handler serves it.
     path: str | None = None
 
@@ -151,6 +157,10 @@ class RequestContext:
         self.tenant, self.tenant_name, self.key_id = tenant, tenant.name, tenant.key_id or None
         return tenant
 
+    def find_end_user(self, reader: EndUserReader, tenant: Tenant, body: Any) -> None:
+        """Record for whom the request is sent, if it states it."""
+        self.end_user = reader.read(tenant.name, self.by_name, body)
+
     def choose_model(self, model: str) -> None:
         """Take the model that a message names outside its request."""
         self.model = model
@@ -158,6 +168,10 @@ class RequestContext:
     def use_dialect(self, dialect: Any) -> None:
         """Report errors in the dialect that the body belongs to."""
         self.dialect = dialect
+
+    def ignore_fields(self, names: str) -> None:
+        """Record the names of fields of the body that the gateway ignores."""
+        self.ignored_fields = names
 
     def begin_call(self, call: Call, tenant: Tenant) -> bool:
         """Record the decoded call, and return whether its header asks that it yield to interactive calls.
@@ -229,10 +243,12 @@ class RequestContext:
             path=self.path,
             reason=self.reason,
             is_bulk=self.yields,
+            is_recorded=trace is not None and trace.recorded,
             replicas=attempts.replicas,
             attempts=attempts.attempts,
             upstream_status=attempts.upstream_status,
             upstream_words=attempts.upstream_words,
+            end_user=None if self.end_user is None else self.end_user.name,
         )
         if trace is not None:
             trace.finish(event)

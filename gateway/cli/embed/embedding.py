@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -59,17 +59,86 @@ class Interrupted(EmbedStopped):
         self.number = number
 
 
-class Chunk(NamedTuple):
-    """Consecutive rows. batch, texts, lines: of rows that are kept; None is a row without text.
+class Chunk:
+    """Consecutive rows, and the replies to their texts so far.
 
-    facts: of all its rows. size: bytes of the rows.
+    batch, texts: of rows that are kept; None is a row without text. facts: of all its rows. size: bytes
+    of the rows, and of their vectors. slow: indices of texts that the server did not answer by its deadline,
+    alone.
     """
 
-    batch: pa.RecordBatch
-    texts: list[str | None]
-    lines: list[int]
-    facts: PartFacts
-    size: int
+    def __init__(self, source: Source, rows: Sequence[Row], batch: pa.RecordBatch, facts: PartFacts) -> None:
+        self.batch = batch
+        self.texts = [row.text or None for row in rows]
+        self.facts = facts
+        self.size = sum(row.size for row in rows)
+        self.slow: list[int] = []
+        self._source = source
+        self._lines = [row.line for row in rows]
+        # Problems by index.
+        self._refused: dict[int, str] = {}
+        self._replies: list[tuple[Sequence[int], Vectors]] = []
+        self._space: Space | None = None
+        self._cut: list[int] = []
+        self._tokens = self._unknown_cuts = 0
+
+    def place(self, first: int, last: int | None = None) -> str:
+        """Return the words for a row, or for the rows up to a last one."""
+        place = self._source.place(self._lines[first])
+        return place if last is None else f"{place} to {self._lines[last]}"
+
+    def add(self, reply: Reply, indices: Sequence[int]) -> None:
+        """Add the vectors of texts. Raises: EmbedFailed if they are of another space."""
+        self._replies.append((indices, reply.vectors))
+        self._space = same_space(self._space, Space(reply.vectors.shape[1], reply.fingerprint, reply.model))
+        self._cut += [indices[place] for place in reply.truncated or ()]
+        self._unknown_cuts += reply.truncated is None
+        self._tokens += reply.tokens
+
+    def refuse(self, index: int, problem: str) -> None:
+        """Leave a row out."""
+        self._refused[index] = problem
+
+    def complete(self) -> None:
+        """Append the bytes of the vectors as the last column, and leave out the rows that were refused."""
+        column = self._column()
+        self.size += column.nbytes
+        self.batch = self.batch.append_column(pa.field(VECTOR, pa.binary()), column)
+        if self._refused:
+            keeps = [index not in self._refused for index in range(len(self.batch))]
+            self.batch = self.batch.filter(pa.array(keeps))
+        counts = Counts(
+            embedded=sum(len(indices) for indices, _ in self._replies),
+            bad=len(self._refused),
+            truncated=len(self._cut),
+            unknown_cuts=self._unknown_cuts,
+            tokens=self._tokens,
+        )
+        problems, cuts = tuple(self._refused.values()), tuple(map(self.place, sorted(self._cut)))
+        self.facts = self.facts.plus(PartFacts(self.facts.end, counts, self._space, problems, cuts))
+        # It waits for those before it, and then for a part.
+        self.texts, self._replies = [], []
+
+    def _column(self) -> pa.Array:
+        """Return the bytes of the vector of each row, little-endian; null where it has none."""
+        rows = len(self.batch)
+        if self._space is None:
+            return pa.nulls(rows, pa.binary())
+        is_embedded = np.zeros(rows, bool)
+        for indices, _ in self._replies:
+            is_embedded[indices] = True
+        # Vectors before the end of each row.
+        counts = np.cumsum(is_embedded)
+        vectors = np.empty((counts[-1], self._space.dimensions), "<f4")
+        for indices, found in self._replies:
+            vectors[counts[indices] - 1] = found
+        offsets = np.append(0, counts) * (vectors.itemsize * vectors.shape[1])
+        buffers = [
+            pa.array(is_embedded).buffers()[1],
+            pa.py_buffer(offsets.astype(np.int32)),
+            pa.py_buffer(vectors),
+        ]
+        return pa.Array.from_buffers(pa.binary(), rows, buffers)
 
 
 def open_reader(plan: Plan) -> RowReader:
@@ -146,13 +215,8 @@ def _chunk(reader: RowReader, plan: Plan, rows: Sequence[Row]) -> Chunk:
             empty += 1
             kept.append(row)
     counts = Counts(rows=len(rows), empty=empty, skipped=skipped, bad=len(problems))
-    return Chunk(
-        reader.batch(kept),
-        [row.text or None for row in kept],
-        [row.line for row in kept],
-        PartFacts(rows[-1].end, counts, problems=tuple(problems)),
-        sum(row.size for row in kept),
-    )
+    facts = PartFacts(rows[-1].end, counts, problems=tuple(problems))
+    return Chunk(plan.settings.sources[facts.end.file], kept, reader.batch(kept), facts)
 
 
 class Embedder:
@@ -160,144 +224,64 @@ class Embedder:
 
     def __init__(self, caller: Caller, plan: Plan) -> None:
         self._caller = caller
-        self._settings = plan.settings
+        self._request = plan.settings.request
         self._on_bad = plan.on_bad
         self._successes = self._refusals = 0
 
-    async def embed(self, chunk: Chunk) -> Chunk:
-        """Return a chunk with the bytes of its vectors as its last column, and its facts with the replies.
-
-        Raises: EmbedFailed, EmbedStopped.
-        """
-        found = _Found(chunk, self._settings.sources[chunk.facts.end.file])
+    async def embed(self, chunk: Chunk) -> None:
+        """Complete a chunk. Raises: EmbedFailed, EmbedStopped."""
         successes = self._successes
-        await self._send(found, [index for index, text in enumerate(chunk.texts) if text is not None])
-        for index in found.slow:
-            await self._send_again(found, index, successes)
-        return found.chunk_with_vectors()
+        await self._send(chunk, [index for index, text in enumerate(chunk.texts) if text is not None])
+        for index in chunk.slow:
+            await self._send_again(chunk, index, successes)
+        chunk.complete()
 
-    async def _send(self, found: "_Found", indices: Sequence[int]) -> None:
+    async def _send(self, chunk: Chunk, indices: Sequence[int]) -> None:
         """Embed some texts of a chunk; refused ones are searched."""
         if not indices:
             return
-        place = f"{found.place(indices[0])} to {found.chunk.lines[indices[-1]]}"
         try:
-            await self._call(found, indices, place, lambda: True)
+            await self._call(chunk, indices, chunk.place(indices[0], indices[-1]), lambda: True)
         except Refused as error:
             if len(indices) > 1:
                 at = error.place
                 starts = [0, len(indices) // 2] if at is None else [0, at, at + 1]
                 for start, end in pairwise([*starts, len(indices)]):
-                    await self._send(found, indices[start:end])
+                    await self._send(chunk, indices[start:end])
             elif isinstance(error, TooSlow):
-                found.slow.append(indices[0])
+                chunk.slow.append(indices[0])
             else:
-                self._refuse(found, indices[0], error)
+                self._refuse(chunk, indices[0], error)
 
-    async def _send_again(self, found: "_Found", index: int, successes: int) -> None:
+    async def _send_again(self, chunk: Chunk, index: int, successes: int) -> None:
         """Embed a text that the server did not answer by its deadline, sent alone, once more.
 
         It is at fault if the server answered other calls meanwhile; otherwise the server is busy, and the
         call is repeated. successes: before the first call with it.
         """
         try:
-            await self._call(found, [index], found.place(index), lambda: self._successes > successes)
+            await self._call(chunk, [index], chunk.place(index), lambda: self._successes > successes)
         except Refused as error:
-            self._refuse(found, index, error)
+            self._refuse(chunk, index, error)
 
-    async def _call(
-        self, found: "_Found", indices: Sequence[int], place: str, ends: Callable[[], bool]
-    ) -> None:
-        texts = [found.chunk.texts[index] or "" for index in indices]
+    async def _call(self, chunk: Chunk, indices: Sequence[int], place: str, ends: Callable[[], bool]) -> None:
+        texts = [chunk.texts[index] or "" for index in indices]
         try:
-            reply = await self._caller.embed(self._settings.request, texts, ends)
+            reply = await self._caller.embed(self._request, texts, ends)
         except EmbedStopped as error:
             # One of these rows may be what the server cannot answer.
             raise EmbedStopped(f"{place}: {error}") from error
         self._successes += 1
-        found.add(reply, indices)
+        chunk.add(reply, indices)
 
-    def _refuse(self, found: "_Found", index: int, error: Refused) -> None:
-        problem = f"{found.place(index)}: {error}"
+    def _refuse(self, chunk: Chunk, index: int, error: Refused) -> None:
+        problem = f"{chunk.place(index)}: {error}"
         self._refusals += 1
         if self._on_bad == "error":
             raise EmbedFailed(f"{problem}; --on-bad skip leaves such rows out")
         if not self._successes and self._refusals >= REFUSALS_MAX:
             raise EmbedFailed(f"{problem}; the server refuses every row")
-        found.refused[index] = problem
-
-
-class _Found:
-    """Outcome of the calls of one chunk so far.
-
-    refused: problems by index. slow: indices of texts that the server did not answer by its deadline, alone.
-    """
-
-    def __init__(self, chunk: Chunk, source: Source) -> None:
-        self.chunk = chunk
-        self.refused: dict[int, str] = {}
-        self.slow: list[int] = []
-        self._source = source
-        self._replies: list[tuple[Sequence[int], Vectors]] = []
-        self._space: Space | None = None
-        self._cut: list[int] = []
-        self._tokens = self._unknown_cuts = 0
-
-    def place(self, index: int) -> str:
-        """Return the words for a row."""
-        return self._source.place(self.chunk.lines[index])
-
-    def add(self, reply: Reply, indices: Sequence[int]) -> None:
-        """Add the vectors of texts. Raises: EmbedFailed if they are of another space."""
-        self._replies.append((indices, reply.vectors))
-        self._space = same_space(self._space, Space(reply.vectors.shape[1], reply.fingerprint, reply.model))
-        self._cut += [indices[place] for place in reply.truncated or ()]
-        self._unknown_cuts += reply.truncated is None
-        self._tokens += reply.tokens
-
-    def chunk_with_vectors(self) -> Chunk:
-        """Return the chunk with its vectors, without the rows that were refused."""
-        column = self._column()
-        batch = self.chunk.batch.append_column(pa.field(VECTOR, pa.binary()), column)
-        if self.refused:
-            batch = batch.filter(pa.array([index not in self.refused for index in range(len(batch))]))
-        counts = Counts(
-            embedded=sum(len(indices) for indices, _ in self._replies),
-            bad=len(self.refused),
-            truncated=len(self._cut),
-            unknown_cuts=self._unknown_cuts,
-            tokens=self._tokens,
-        )
-        facts = self.chunk.facts
-        found = PartFacts(
-            facts.end,
-            counts,
-            self._space,
-            tuple(self.refused.values()),
-            tuple(self.place(index) for index in sorted(self._cut)),
-        )
-        return Chunk(batch, [], [], facts.plus(found), self.chunk.size + column.nbytes)
-
-    def _column(self) -> pa.Array:
-        """Return the bytes of the vector of each row, little-endian; null where it has none."""
-        rows = len(self.chunk.batch)
-        if self._space is None:
-            return pa.nulls(rows, pa.binary())
-        is_embedded = np.zeros(rows, bool)
-        for indices, _ in self._replies:
-            is_embedded[indices] = True
-        # Vectors before the end of each row.
-        counts = np.cumsum(is_embedded)
-        vectors = np.empty((counts[-1], self._space.dimensions), "<f4")
-        for indices, found in self._replies:
-            vectors[counts[indices] - 1] = found
-        offsets = np.append(0, counts) * (vectors.itemsize * vectors.shape[1])
-        buffers = [
-            pa.array(is_embedded).buffers()[1],
-            pa.py_buffer(offsets.astype(np.int32)),
-            pa.py_buffer(vectors),
-        ]
-        return pa.Array.from_buffers(pa.binary(), rows, buffers)
+        chunk.refuse(index, problem)
 
 
 class Run:
@@ -360,7 +344,8 @@ class Run:
 
     async def _embed(self, chunk: Chunk) -> Chunk:
         async with self._in_flight:
-            return await self._embedder.embed(chunk)
+            await self._embedder.embed(chunk)
+        return chunk
 
     async def _take_completed(self) -> None:
         """Take chunks that are complete, in order, and store a part if it is time. Raises: as `run`."""

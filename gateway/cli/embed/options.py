@@ -152,7 +152,7 @@ def _check_bounds(options: argparse.Namespace) -> None:
 
 def _request_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Request:
     """Return the request of a command line. Raises: EmbedFailed, ConfigError, RequestRefused."""
-    is_named = options.url is not None or options.config is not None or CONFIG.exists()
+    is_named = options.url or environment.get("GATEWAY_URL") or options.config is not None or CONFIG.exists()
     url = caller_url(options.url, options.config or CONFIG, environment) if is_named else URL
     try:
         target = target_of(url, "tei" if options.prompt_name else None)

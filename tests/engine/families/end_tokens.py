@@ -30,7 +30,8 @@ MISTRAL: Json = DECODER | {
     "pad_token_id": 2,
     "rms_norm_eps": 1e-05,
     "rope_theta": 10000.0,
-    "sliding_window": 4096,
+    # Published with 4096. A load computes a text longer than the window, which took seconds.
+    "sliding_window": 64,
     "tie_word_embeddings": False,
     "torch_dtype": "float16",
 }

@@ -1,0 +1,1 @@
+"""Audit of what operators change: one append-only record per change."""
