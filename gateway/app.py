@@ -97,7 +97,7 @@ from gateway.telemetry.call_metrics import BudgetShare, StoredCounts
 from gateway.telemetry.history import History
 from gateway.telemetry.metrics import Metrics, measure_lag
 from gateway.telemetry.totals import Totals
-from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
+from gateway.telemetry.upstream_metrics import LimitShare, ReplicaLoad, Sources
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FirstKey, Keyring
@@ -364,7 +364,14 @@ def _create_upstreams(
     boot: AppBoot, outside: Collaborators, stores: Stores, observe: Observe
 ) -> tuple[Upstreams, Groups]:
     """Return the upstreams of a configuration, which contact no server yet, and the groups of its models."""
-    dependencies = Dependencies(outside.open_replica, outside.resolver, observe, stores.fingerprints)
+    dependencies = Dependencies(
+        outside.open_replica,
+        outside.resolver,
+        observe,
+        stores.fingerprints,
+        stores.ledger,
+        shadow=boot.config.quotas.shadow,
+    )
     upstreams, groups = Upstreams(dependencies), Groups(observe, stores.model_spaces)
     upstreams.apply(boot.config.upstreams, boot.engines)
     groups.apply(boot.config.models, upstreams.by_name)
@@ -463,6 +470,12 @@ def sources_of(
             (model, name) for model, group in gateway.serving.groups.items() for name in group.judge.judged
         ),
         stored_counts,
+        lambda: (
+            LimitShare(name, limit, share)
+            for name, upstream in upstreams.items()
+            if upstream.limits is not None
+            for limit, share in upstream.limits.used_shares().items()
+        ),
     )
 
 

@@ -45,6 +45,7 @@ from gateway.events import (
     StoreChanged,
     StoreLost,
     UpstreamJudged,
+    UpstreamLimited,
     UpstreamTried,
 )
 from gateway.telemetry.call_metrics import (
@@ -59,6 +60,7 @@ from gateway.telemetry.call_metrics import (
 from gateway.telemetry.instruments import MetricFactory
 from gateway.telemetry.upstream_metrics import (
     GroupMetrics,
+    LimitMetrics,
     LoadMetrics,
     ModelMetrics,
     Sources,
@@ -111,6 +113,7 @@ class Metrics:
         self._models = ModelMetrics(create, counts=worker in {None, 0})
         self._cache = CacheMetrics(create)
         self._budgets = BudgetMetrics(create)
+        self._limits = LimitMetrics(create)
         self._groups = GroupMetrics(create)
         self._stored = StoreMetrics(create)
         self._batches = BatchMetrics(create)
@@ -132,6 +135,7 @@ class Metrics:
             ConnectionFaulted: self._loads.count_fault,
             DescriptionRejected: self._loads.count_rejection,
             SpaceChecked: self._loads.count_space,
+            UpstreamLimited: self._limits.count,
             UpstreamTried: self._groups.count_call,
             UpstreamJudged: self._groups.show_standing,
             CanaryCompared: self._groups.count_comparison,
@@ -217,6 +221,7 @@ class Metrics:
         self._loads.refresh(self._sources)
         self._cache.refresh(self._sources.cache)
         self._budgets.refresh(self._sources.budgets)
+        self._limits.refresh(self._sources.limits())
         self._stored.refresh(self._sources.stored)
         self._batches.refresh(self._read_batches)
         if self._process is not None:
