@@ -99,9 +99,10 @@ example: .venv/installed-example ## search the standard library's docs through t
 # The hash seed fixes the order of sets in test names: all test processes must collect the same names. Passive
 # waiting keeps idle threads of one process from spinning on a core that another process needs. Bytecode is cached
 # even if the environment forbids it, because the tests start a hundred processes of the project. PyTorch's compiler
-# would start a process for each core. Files run in the order of tests/conftest.py, which begins with the slow ones.
+# would start a process for each core. Files run in the order of tests/conftest.py. Four processes also on two cores:
+# each waits much of its time for gateways that it started.
 TEST_ENV = PYTHONHASHSEED=0 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= TORCHINDUCTOR_COMPILE_THREADS=1
-PARALLEL = -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+PARALLEL = -n 4 --dist=loadfile --no-loadscope-reorder
 
 # Other folders of tests start gateways, Redis or models.
 quick: .venv/installed-dev ## run the tests that start no process and load no model; ROOM=lane runs those of one room

@@ -35,6 +35,8 @@ from gateway.api.dialects.registry import DIALECTS
 from gateway.api.operators import (
     additions,
     admin,
+    audit,
+    fleet,
     jobs,
     keys,
     manager,
@@ -50,6 +52,7 @@ from gateway.api.operators import (
 from gateway.api.operators.additions import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
 from gateway.api.operators.application import Services, litestar_application
+from gateway.api.operators.fleet import Description, FleetApi, SetDrain
 from gateway.api.operators.manager import AskParent, HostApi
 from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
@@ -64,25 +67,34 @@ from gateway.api.server.line_server import GatewayLineServer
 from gateway.api.server.middleware import CorsPolicy, Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
+from gateway.audit.trail import AuditTrail
 from gateway.batches.records import Job
 from gateway.batches.service import Batches, open_batches
 from gateway.cache.call_cache import ItemCache
 from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
 from gateway.config.boot import AppBoot
+from gateway.config.certificates import Certificates
+from gateway.config.digest import config_digest, section_digests
+from gateway.config.identity import new_identity
+from gateway.config.money import in_currency, token_price
 from gateway.config.notes import lasting_limits
-from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
+from gateway.config.schema import CacheSettings, Config, NotifySettings, host_and_port, is_loopback
 from gateway.declared.host import InstanceTable
 from gateway.dispatch import Dispatcher
 from gateway.events import (
     AttemptFinished,
     BatchChanged,
     CallFinished,
+    GatewayDrained,
     Observe,
     Observers,
     ReplicaChanged,
+    ReplicaSlow,
     SpaceChecked,
 )
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.store import FleetStore
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
 from gateway.quotas.kept_ledger import KeptLedger
@@ -90,10 +102,13 @@ from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.routing.discovery import Resolver, resolve
 from gateway.routing.routes import Routes
+from gateway.routing.slowness import SlowWatch
 from gateway.serve import Gateway, Serving
+from gateway.store.memory_use import StoreMemory
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
-from gateway.telemetry.call_metrics import BudgetShare, StoredCounts
+from gateway.telemetry.call_metrics import BatchCounts, BudgetShare, StoredCounts
+from gateway.telemetry.config_metrics import Configured
 from gateway.telemetry.history import History
 from gateway.telemetry.metrics import Metrics, measure_lag
 from gateway.telemetry.totals import Totals
@@ -126,6 +141,9 @@ if TYPE_CHECKING:
 Follow = Callable[..., "asyncio.Task[None]"]
 
 FINGERPRINTS_TIMEOUT_S = 1.0
+# Replicas that stay slow are logged without a webhook too.
+SLOW = NotifySettings(url="", secret="")
+SLOWNESS_EVERY_S = 1.0
 # No caller waits for keys and tenants: an operator does, who must not repeat a change on a busy machine.
 TENANTS_TIMEOUT_S = 2.0
 logger = logging.getLogger("gateway")
@@ -144,8 +162,10 @@ OPERATOR_MODULES = (
     replicas,
     jobs,
     own_usage,
+    audit,
     ui,
     sign_in,
+    fleet,
 )
 OPERATORS = Dialect(
     handlers=[handler for module in OPERATOR_MODULES for handler in module.HANDLERS],
@@ -165,7 +185,7 @@ class Collaborators(msgspec.Struct, frozen=True):
 
     observed: types of events that `observe` takes; all if none is named. reload: reads the file again.
     adding: changes the additions. manager: carries out requests about the instances and the models of this
-    host. None if the process cannot do it.
+    host. drain: drains this gateway. None if the process cannot do it.
     """
 
     open_replica: OpenReplica = open_replica
@@ -176,6 +196,7 @@ class Collaborators(msgspec.Struct, frozen=True):
     reload: Reload | None = None
     adding: AdditionsClient | None = None
     manager: AskParent | None = None
+    drain: SetDrain | None = None
     observed: tuple[type, ...] = ()
 
 
@@ -183,6 +204,7 @@ class Application(msgspec.Struct, frozen=True):
     """The ASGI application, with the parts that its process needs to run, reload and stop it.
 
     observe: takes events that only the process learns of. instances: of this host. sign_on: its issuers.
+    describe: takes the digests of a new configuration, for the fleet.
     added_models: at start, as in `AppBoot`. create_grpc: returns the gRPC server, which is not started; None
     without `grpc.listen`.
     """
@@ -196,27 +218,32 @@ class Application(msgspec.Struct, frozen=True):
     instances: InstanceTable
     sign_on: SignOn
     groups: Groups
+    describe: Callable[[Mapping[str, str]], None]
     added_models: Collection[str]
     create_grpc: "Callable[[], GrpcServer] | None"
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Clients of the shared state. fingerprints: None if the configuration has no Redis.
+    """Clients of the shared state, and the audit trail. fingerprints: None if the configuration has no Redis.
 
     tenants: in Redis, or in a file; None where there is neither. cache: of vectors, None if the configuration
-    has none. model_spaces: uses the client of `fingerprints`.
+    has none. model_spaces, memory, fleet: use the client of `fingerprints`.
     """
 
     ledger: Ledger
+    audit: AuditTrail
     tenants: TenantStore | FileTenantStore | None = None
     fingerprints: FingerprintStore | None = None
     cache: ItemCache | None = None
     model_spaces: ModelSpaceStore | None = None
+    memory: StoreMemory | None = None
+    fleet: FleetStore | None = None
 
     async def aclose(self) -> None:
         """Close the connections, but not those of `tenants`, which are closed by the task that uses them."""
         await self.ledger.aclose()
+        await self.audit.aclose()
         if self.fingerprints is not None:
             await self.fingerprints.aclose()
         if self.cache is not None:
@@ -237,7 +264,7 @@ class WorkerReload:
     admin: Admin
     metrics: Metrics
     history: History
-    in_flight: InFlight
+    sources: Callable[[], Sources]
     groups: Groups
 
     def follow(
@@ -264,9 +291,7 @@ class WorkerReload:
         self.admin.apply(config)
         for running in retired:
             self.history.changes.forget(running.upstream.name)
-        self.metrics.watch(
-            sources_of(self.api.gateway, self.in_flight, self.admin.ledger, self.admin.stored_state)
-        )
+        self.metrics.watch(self.sources())
         return self.upstreams.retire(retired)
 
 
@@ -276,8 +301,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     observe = Observers()
     stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
     upstreams, groups = _create_upstreams(boot, outside, stores, observe)
-    is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
-    metrics, history = Metrics(is_open=is_local, worker=boot.worker), History(boot.worker)
+    traces, collected = _create_exports(boot, outside, observe)
+    metrics, history = _metrics(boot, has_traces=traces is not None), History(boot.worker)
     _connect(observe, outside, metrics, history, stores.cache, groups)
 
     table = InstanceTable()
@@ -292,31 +317,40 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     )
     jobs = open_batches(boot, lambda job: observe(_change_of(job)))
     batches = BatchesApi(authenticator, jobs)
-    fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
     api = InferenceApi(
-        gateway, authenticator, batches, table, config.limits.inputs, fetcher, config.end_users
+        gateway, authenticator, batches, table, config.limits, _fetcher(config), config.end_users
     )
-    traces, collected = _create_exports(boot, outside, observe)
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
     admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
-    metrics.watch(sources_of(gateway, in_flight, stores.ledger, admin.stored_state))
+    sources = partial(sources_of, gateway, in_flight, stores, admin.stored_state, Certificates())
+    metrics.watch(sources())
     watched = StatusSource(
-        gateway, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
+        gateway, in_flight, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
     )
     adding = AdditionsApi(outside.adding)
+    fleet_api = _join_fleet(
+        boot,
+        outside,
+        watched,
+        probes.Readiness(gateway, in_flight, partial(_store_problem, config, stores.ledger, follower, admin)),
+        stores.fleet,
+        observe,
+    )
     services = Services(
         api=api,
         in_flight=in_flight,
         exporter=metrics,
         watched=watched,
-        readiness=probes.Readiness(partial(_store_problem, config, stores.ledger, follower, admin)),
+        readiness=fleet_api.description.readiness,
         admin=admin,
         adding=adding,
         replicas=ReplicasApi(gateway, adding),
+        fleet_api=fleet_api,
         host=HostApi(outside.manager),
         sign_ins=SignIns(sign_on),
         batches=batches,
+        audit=stores.audit,
     )
     parts = ServerParts(
         routes=ROUTES,
@@ -341,7 +375,10 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         *_batch_tasks(jobs, lines, metrics),
         sign_on.run(),
         groups.maintain(),
+        watch_slow_replicas(gateway, config.notify or SLOW, observe),
         *([] if collected is None else [collected.run()]),
+        # One worker of a gateway speaks for it.
+        *([] if boot.worker else [fleet_api.fleet.run()]),
     ]
     return Application(
         asgi=Middleware(_litestar(), parts),
@@ -350,14 +387,34 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         ),
         in_flight=in_flight,
         gateway=gateway,
-        follow=WorkerReload(upstreams, api, admin, metrics, history, in_flight, groups).follow,
+        follow=WorkerReload(upstreams, api, admin, metrics, history, sources, groups).follow,
         observe=observe,
         instances=table,
         sign_on=sign_on,
         groups=groups,
+        describe=partial(setattr, fleet_api.description, "configuration"),
         added_models=boot.added_models,
         create_grpc=None if config.grpc is None else partial(_create_grpc, config, parts),
     )
+
+
+def _join_fleet(
+    boot: AppBoot,
+    outside: Collaborators,
+    watched: StatusSource,
+    readiness: probes.Readiness,
+    store: FleetStore | None,
+    observe: Observers,
+) -> FleetApi:
+    """Return the part of this gateway in its fleet, which contacts no store yet."""
+    configuration = section_digests(boot.config) if boot.configuration is None else boot.configuration
+    description = Description(
+        boot.identity or new_identity(boot.config.listen), watched, readiness, configuration
+    )
+    members = Fleet(description.identity, store, description, watched.history.calls.calls)
+    observe.add(readiness.in_flight.follow_drain, GatewayDrained)
+    observe.add(lambda _: members.renew(), GatewayDrained)
+    return FleetApi(description, members, outside.drain)
 
 
 def _create_upstreams(
@@ -376,6 +433,15 @@ def _create_upstreams(
     upstreams.apply(boot.config.upstreams, boot.engines)
     groups.apply(boot.config.models, upstreams.by_name)
     return upstreams, groups
+
+
+def _fetcher(config: Config) -> Fetcher | None:
+    return None if config.media.fetch is None else Fetcher(config.media.fetch)
+
+
+def _metrics(boot: AppBoot, *, has_traces: bool) -> Metrics:
+    listen = boot.config.admin.listen or boot.config.listen
+    return Metrics(is_open=is_loopback(host_and_port(listen)[0]), worker=boot.worker, links_traces=has_traces)
 
 
 def _connect(
@@ -440,7 +506,11 @@ def serving_of(
 
 
 def sources_of(
-    gateway: Gateway, in_flight: InFlight, ledger: Ledger, stored: Callable[[], StoredState]
+    gateway: Gateway,
+    in_flight: InFlight,
+    stores: Stores,
+    stored: Callable[[], StoredState],
+    certificates: Certificates,
 ) -> Sources:
     """Return the values that metrics read at each scrape."""
     upstreams, cache = gateway.upstreams, gateway.cache
@@ -451,8 +521,11 @@ def sources_of(
 
     def replicas() -> Iterator[ReplicaLoad]:
         for name, upstream in upstreams.items():
+            slowness = upstream.pool.slowness()
             for replica in upstream.pool.replicas:
-                yield ReplicaLoad(name, replica.name, replica.batches, replica.slots)
+                yield ReplicaLoad(
+                    name, replica.name, replica.batches, replica.slots, slowness.get(replica, 1.0)
+                )
 
     engines: defaultdict[str, list[TorchBackend]] = defaultdict(list)
     for name, upstream in upstreams.items():
@@ -465,18 +538,25 @@ def sources_of(
         lambda: (in_flight.calls, in_flight.bytes),
         {name: partial(_joined_stats, backends) for name, backends in engines.items()},
         lambda: (cache.store.size_bytes, cache.store.evictions) if cache else (0, 0),
-        partial(_spent_shares, gateway.keyring, ledger),
+        partial(_spent_shares, gateway.keyring, stores.ledger),
         frozenset(
             (model, name) for model, group in gateway.serving.groups.items() for name in group.judge.judged
         ),
         stored_counts,
-        lambda: (
-            LimitShare(name, limit, share)
-            for name, upstream in upstreams.items()
-            if upstream.limits is not None
-            for limit, share in upstream.limits.used_shares().items()
-        ),
+        configured_facts(gateway.serving.config, certificates),
+        lambda: (0, 0) if stores.memory is None else stores.memory.use,
+        partial(_used_shares, upstreams),
     )
+
+
+def configured_facts(config: Config, certificates: Certificates) -> Configured:
+    """Return the facts of a configuration that metrics show."""
+    prices = {
+        name: in_currency(token_price(model.price_per_million_tokens))
+        for name, model in config.models.items()
+        if model.price_per_million_tokens
+    }
+    return Configured(config_digest(config), config.currency or "", prices, certificates.ends(config))
 
 
 def _spent_shares(keyring: Keyring, ledger: Ledger) -> Iterator[BudgetShare]:
@@ -485,6 +565,14 @@ def _spent_shares(keyring: Keyring, ledger: Ledger) -> Iterator[BudgetShare]:
         share = ledger.spent_share(tenant, limit)
         if share is not None:
             yield BudgetShare(tenant, "key" if limit.scope else "tenant", share)
+
+
+def _used_shares(upstreams: Mapping[str, Upstream]) -> Iterator[LimitShare]:
+    """Yield the used share of each limit of an upstream's account."""
+    for name, upstream in upstreams.items():
+        if upstream.limits is not None:
+            for limit, share in upstream.limits.used_shares().items():
+                yield LimitShare(name, limit, share)
 
 
 async def _joined_stats(engines: Sequence[TorchBackend], timeout_s: float) -> EngineStats | None:
@@ -555,18 +643,33 @@ def _store_problem(config: Config, ledger: Ledger, follower: KeyFollower | None,
 def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None, observe: Observe) -> Stores:
     """Return the clients that the configuration asks for. ledger: used in place of its own."""
     quotas = config.quotas
+    folder = None if tenants_file is None else Path(tenants_file).parent
     cache = None if config.cache is None else _open_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
         tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file), config.audit, observe)
-        return Stores(ledger or _open_memory_ledger(config, tenants_file, observe), tenants, cache=cache)
+        trail = AuditTrail(None, folder, config.audit, observe)
+        return Stores(
+            ledger or _open_memory_ledger(config, tenants_file, observe), trail, tenants, cache=cache
+        )
     timeout_s = quotas.timeout_ms / 1000
+    operators_s = max(TENANTS_TIMEOUT_S, timeout_s)
+    trail = AuditTrail(RedisClient(quotas.store, operators_s), folder, config.audit, observe)
     if ledger is None:
         rules = OutagePolicy(quotas.when_unavailable, quotas.gateways)
         ledger = RedisLedger(RedisClient(quotas.store, timeout_s), rules, secrets.token_hex(8), observe)
     # No caller waits for a fingerprint: there is time to connect.
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
-    stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)), config.audit, observe)
-    return Stores(ledger, stored, FingerprintStore(fingerprints), cache, ModelSpaceStore(fingerprints))
+    stored = TenantStore(RedisClient(quotas.store, operators_s), config.audit, observe)
+    return Stores(
+        ledger,
+        trail,
+        stored,
+        FingerprintStore(fingerprints),
+        cache,
+        ModelSpaceStore(fingerprints),
+        StoreMemory(fingerprints),
+        FleetStore(fingerprints),
+    )
 
 
 def _open_memory_ledger(config: Config, tenants_file: str | None, observe: Observe) -> Ledger:
@@ -598,11 +701,27 @@ def _background_tasks(
     tasks += history.tasks(lambda: Totals(metrics.collected()))
     if stores.cache is not None:
         tasks.append(stores.cache.store.maintain())
+    if stores.memory is not None:
+        tasks.append(stores.memory.follow())
     if boot.worker is not None:
         tasks.append(metrics.refresh_forever())
     if follower is not None:
         tasks.append(follower.run())
     return tasks
+
+
+async def watch_slow_replicas(gateway: Gateway, settings: NotifySettings, observe: Observe) -> None:
+    """Report replicas that stay slower than their peers, until cancelled."""
+    watch = SlowWatch(settings.slow_factor, settings.slow_for_s)
+    while True:
+        slowness = {
+            (name, replica.name): times
+            for name, upstream in gateway.upstreams.items()
+            for replica, times in upstream.pool.slowness().items()
+        }
+        for upstream, replica in watch.look(slowness, time.monotonic()):
+            observe(ReplicaSlow(upstream, replica, slowness[upstream, replica], settings.slow_for_s))
+        await asyncio.sleep(SLOWNESS_EVERY_S)
 
 
 def _change_of(job: Job) -> BatchChanged:
@@ -615,7 +734,7 @@ def _batch_tasks(
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:
         return []
-    metrics.watch_batches(lambda: batches.state)
+    metrics.watch_batches(lambda: BatchCounts(*batches.state))
     return [batches.run(lines)]
 
 

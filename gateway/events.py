@@ -22,8 +22,9 @@ class CallFinished(msgspec.Struct, frozen=True):
     per stage, as in `server-timing`. trace_id: 32 hex digits, None where calls are not traced. key_id: id
     of the API key, None if none was accepted. address: of the client. path: as sent, cut and escaped,
     only if no handler serves it. reason: class of the cause of a refusal, None if its kind has only one.
-    is_bulk: it yielded to interactive calls. replicas, attempts, upstream_status, upstream_words: as in
-    `AttemptRecord`. end_user: for whom it was sent, by digest unless `end_users.log` is plain.
+    is_bulk: it yielded to interactive calls. is_recorded: its trace has spans. replicas, attempts,
+    upstream_status, upstream_words: as in `AttemptRecord`. end_user: for whom it was sent, by digest unless
+    `end_users.log` is plain.
     """
 
     request_id: str
@@ -44,6 +45,7 @@ class CallFinished(msgspec.Struct, frozen=True):
     path: str | None = None
     reason: str | None = None
     is_bulk: bool = False
+    is_recorded: bool = False
     replicas: tuple[str, ...] = ()
     attempts: int = 0
     upstream_status: str | None = None
@@ -91,7 +93,8 @@ class AttemptFinished(msgspec.Struct, frozen=True):
 
     calls: number of calls in the batch. hedge: it was a second attempt for a batch that was late. server,
     model: as in `AttemptStarted`. tokens: of all inputs, 0 if the work is free or failed. status: HTTP status
-    or gRPC code of an answer that was no success.
+    or gRPC code of an answer that was no success. trace_id: of the first of its calls whose trace is
+    recorded, None if there is none.
     """
 
     upstream: str
@@ -106,6 +109,7 @@ class AttemptFinished(msgspec.Struct, frozen=True):
     operation: str = ""
     tokens: int = 0
     status: str | None = None
+    trace_id: str | None = None
 
 
 # As of `State`, and drained: it could work, and an operator keeps work away from it.
@@ -119,6 +123,18 @@ class ReplicaChanged(msgspec.Struct, frozen=True):
     replica: str
     state: ReplicaState
     reason: str = ""
+
+
+class ReplicaSlow(msgspec.Struct, frozen=True):
+    """A replica has been slower than its peers for a while; emitted once, until it is not any more.
+
+    slowness: times that its batches take as long as alike ones at the fastest replica. for_s: how long.
+    """
+
+    upstream: str
+    replica: str
+    slowness: float
+    for_s: float
 
 
 class ConnectionFaulted(msgspec.Struct, frozen=True):
@@ -322,6 +338,15 @@ class ProcessRestarted(msgspec.Struct, frozen=True, tag="restarted"):
     at_s: float = 0.0
 
 
+class GatewayDrained(msgspec.Struct, frozen=True, tag="drained"):
+    """An operator took this gateway out of its load balancers, or put it back.
+
+    since_s: seconds since 1970; None if it is not drained.
+    """
+
+    since_s: float | None = None
+
+
 class LaneBacklog(msgspec.Struct, frozen=True):
     """Work that waits in a lane. oldest_s: age of the oldest slice."""
 
@@ -354,6 +379,7 @@ Event: TypeAlias = (
     | AttemptFinished
     | UpstreamLimited
     | ReplicaChanged
+    | ReplicaSlow
     | ConnectionFaulted
     | DescriptionRejected
     | QuotaDecided
@@ -366,6 +392,7 @@ Event: TypeAlias = (
     | SpaceChecked
     | ModelStateReported
     | ProcessRestarted
+    | GatewayDrained
 )
 # Called synchronously while a call is served: an exporter only counts or queues.
 Observe: TypeAlias = Callable[[Event], None]

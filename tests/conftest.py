@@ -69,9 +69,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the files with slow tests first, because one at the end would leave the other processes idle."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Spread the files with slow tests over the first two thirds of the other files.
+
+    They mostly wait for gateways, while the other files compute. One at the end would leave the other
+    processes idle.
+    """
+    slow = {item.path: 0 for item in items if item.get_closest_marker("slow")}
+    others = {item.path: 0 for item in items if item.path not in slow}
+    places: dict[Path, float] = {path: place for place, path in enumerate(others)}
+    step = 2 / 3 * len(others) / max(1, len(slow))
+    places |= {path: step * place for place, path in enumerate(slow)}
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -3,6 +3,7 @@
 PLAIN_PATHS = frozenset(
     {
         "/",
+        "/admin/audit",
         "/admin/batches",
         "/admin/keys",
         "/admin/instances",
@@ -10,6 +11,9 @@ PLAIN_PATHS = frozenset(
         "/admin/manager/metrics",
         "/admin/models",
         "/admin/registry",
+        "/admin/drain",
+        "/admin/undrain",
+        "/admin/fleet",
         "/admin/replicas/drain",
         "/admin/replicas/undrain",
         "/admin/replicas/verify",

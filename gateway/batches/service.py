@@ -76,7 +76,8 @@ class Batches:
     """Files and jobs of one process, as the API uses them, with their background work.
 
     problem: why they cannot be served, None if they can. ready: set once they could be. state: number of
-    active jobs, and bytes of all files, as they were last seen. folder: of the journals.
+    active jobs, bytes of all files, and the longest time without progress of an active job, as they were last
+    seen. folder: of the journals.
     """
 
     def __init__(self, files: Files, jobs: Jobs, folder: Path) -> None:
@@ -84,7 +85,7 @@ class Batches:
         self.jobs = jobs
         self.problem: str | None = STARTING
         self.ready = asyncio.Event()
-        self.state = 0, 0
+        self.state = 0, 0, 0.0
         self._objects = files.objects
         self._store = files.store
         self._folder = folder
@@ -93,6 +94,8 @@ class Batches:
         self._swept_s = 0.0
         # Number of a job's finished chunks, and of the looks since it has risen.
         self._stalled: dict[str, tuple[int, int]] = {}
+        # Number of a job's finished chunks, and when it was first seen.
+        self._progress: dict[str, tuple[int, float]] = {}
 
     async def run(self, server: LineServer) -> None:
         """Run jobs, and look after what they leave, until cancelled."""
@@ -161,15 +164,21 @@ class Batches:
     async def _look_at_jobs(self) -> None:
         """End the jobs that are done, and queue what the queue has lost."""
         active = [job_of(row) for row in await self._store.active()]
-        self.state = len(active), await self._store.used_bytes()
+        used_bytes, now_s = await self._store.used_bytes(), time.monotonic()
+        idle_s = 0.0
         for job in active:
             if await self.jobs.end_if_done(job):
                 continue
             queue = await self._store.queue_of(job.id)
+            if self._progress.get(job.id, (-1, 0.0))[0] != queue.finished:
+                self._progress[job.id] = queue.finished, now_s
+            idle_s = max(idle_s, now_s - self._progress[job.id][1])
             if not queue.is_known or self._is_stalled(job.id, queue):
                 await self._requeue(job)
         current = {job.id for job in active}
         self._stalled = {id_: seen for id_, seen in self._stalled.items() if id_ in current}
+        self._progress = {id_: seen for id_, seen in self._progress.items() if id_ in current}
+        self.state = len(active), used_bytes, idle_s
 
     def _is_stalled(self, job: str, queue: QueueState) -> bool:
         """Return whether a job makes no progress although its queue is empty."""

@@ -70,12 +70,17 @@ COMMANDS = {
     "keys": Command(
         "gateway.cli.keys:add_keys_options",
         "gateway.cli.keys:keys",
-        "create, list and revoke API keys in Redis, or in the file of a gateway without it",
+        "create, list, rotate and revoke API keys in Redis, or in the file of a gateway without it",
     ),
     "tenants": Command(
         "gateway.cli.tenants:add_tenants_options",
         "gateway.cli.tenants:tenants",
         "set, list and remove tenants next to router.yaml; for a tenant that it has too, it wins",
+    ),
+    "audit": Command(
+        "gateway.cli.audit:add_audit_options",
+        "gateway.cli.audit:audit",
+        "show what operators have changed: who, when, from where, and what it was before",
     ),
     "models": Command(
         "gateway.cli.models:add_models_options",
@@ -111,6 +116,16 @@ COMMANDS = {
         "gateway.cli.status:add_status_options",
         "gateway.cli.status:status",
         "show the state of a running gateway every second until Ctrl-C",
+    ),
+    "drain": Command(
+        "gateway.cli.drain:add_drain_options",
+        "gateway.cli.drain:drain",
+        "have load balancers send a running gateway no more calls, until --undo or its stop",
+    ),
+    "replicas": Command(
+        "gateway.cli.replicas:add_replicas_options",
+        "gateway.cli.replicas:replicas",
+        "list the replicas of a running gateway, drain one, and put it back",
     ),
     "verify": Command(
         "gateway.cli.verify:add_verify_options",

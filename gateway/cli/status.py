@@ -14,11 +14,14 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
+from gateway.cli.fleet import PATH as FLEET_PATH
+from gateway.cli.fleet import fleet_view
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable
 from gateway.cli.operator_options import add_config_option, add_operator_options, ask_gateway
 from gateway.cli.output import NONE, PIPE_WIDTH, milliseconds, short, size, span
 from gateway.cli.printable import plain
 from gateway.events import tenants_and_keys
+from gateway.fleet.members import FleetReport
 from gateway.telemetry.snapshot import (
     CheckpointStatus,
     LaneStatus,
@@ -96,13 +99,18 @@ def add_status_options(parser: argparse.ArgumentParser) -> None:
         "--once", action="store_true", help="print the status with the rates of one second, and exit"
     )
     parser.add_argument("--json", action="store_true", help="one snapshot, for scripts")
+    parser.add_argument(
+        "--fleet", action="store_true", help="print all gateways that share its Redis, and exit"
+    )
 
 
 def status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Show the status; return 1 if the gateway cannot be reached or refuses the request."""
 
     def show(client: GatewayClient, url: str) -> None:
-        if options.json:
+        if options.fleet:
+            _show_fleet(client, as_json=options.json)
+        elif options.json:
             print(msgspec.json.encode(client.get(PATH, Snapshot)).decode())
         elif options.once or not Console().is_terminal:
             _show_once(client, StatusDisplay(url))
@@ -113,6 +121,16 @@ def status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         return ask_gateway(options, environment, show)
     except KeyboardInterrupt:
         return 0
+
+
+def _show_fleet(client: GatewayClient, *, as_json: bool) -> None:
+    """Print the gateways that share a Redis. Raises: GatewayUnavailable, RequestRefused."""
+    report = client.get(FLEET_PATH, FleetReport)
+    if as_json:
+        print(msgspec.json.encode(report).decode())
+        return
+    console = Console()
+    Console(width=None if console.is_terminal else PIPE_WIDTH).print(fleet_view(report))
 
 
 def _show_once(client: GatewayClient, display: StatusDisplay) -> None:
@@ -191,11 +209,7 @@ def _body(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Iterator
 
 def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
     """Yield what is not as it should be: subject, state and reason."""
-    if snapshot.store.away:
-        effect = "requests are counted without the store"
-        reason = ": ".join(filter(None, (snapshot.store.reason, effect)))
-        yield f"quotas in {snapshot.store.kind}", "unavailable", reason
-    yield from _losses(snapshot)
+    yield from _of_gateway(snapshot)
     for replica in snapshot.replicas:
         # On probation it serves, and a failure takes it down.
         if replica.state not in GOOD and (replica.state != "probation" or replica.is_drained):
@@ -209,8 +223,15 @@ def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
     yield from _failures(snapshot)
 
 
-def _losses(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
-    """Yield the loss of the store's tenants and keys, while they are still valid."""
+def _of_gateway(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
+    """Yield a drain of this gateway, an outage of its store, and what the store has lost."""
+    if snapshot.drained_since_s is not None:
+        since = span(snapshot.at_s - snapshot.drained_since_s)
+        yield "this gateway", "drained", f"for {since}: `gateway drain --undo` puts it back"
+    if snapshot.store.away:
+        effect = "requests are counted without the store"
+        reason = ": ".join(filter(None, (snapshot.store.reason, effect)))
+        yield f"quotas in {snapshot.store.kind}", "unavailable", reason
     if (loss := snapshot.store.loss) is not None:
         lost = f"{tenants_and_keys(loss.tenants, loss.keys)} ({loss.reason})"
         left = f"they are refused in {span(max(0.0, loss.until_s - snapshot.at_s))} unless they are restored"

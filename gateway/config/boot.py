@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from gateway.config.identity import Identity
 from gateway.config.schema import CacheSettings, Config, UpstreamSettings
 
 # Names of the GenAI metrics of embeddings: of OpenTelemetry's last conventions, of v1.41.0, or of both.
@@ -21,7 +22,8 @@ class AppBoot(msgspec.Struct, frozen=True):
     that are not in the file. admin_port, manager_port: ports of these listeners, if they exist. worker: index
     of this worker; None if there is only one. tenants_file: of tenants and keys where there is no Redis, None
     if no folder for it is known. jobs_file: of the table of batches where there is no Redis; None puts it
-    into `batches.dir`. metric_names: of metrics for a collector.
+    into `batches.dir`. metric_names: of metrics for a collector. identity: of the gateway, the same for all
+    its workers; None makes one. configuration: digests of the sections, None computes them from `config`.
     """
 
     config: Config
@@ -36,6 +38,8 @@ class AppBoot(msgspec.Struct, frozen=True):
     tenants_file: str | None = None
     jobs_file: str | None = None
     metric_names: MetricNames = "latest"
+    identity: Identity | None = None
+    configuration: Mapping[str, str] | None = None
 
 
 def worker_share(config: Config) -> Config:

@@ -25,6 +25,7 @@ LIVE = (
     "admin.keys",
     "admin.files",
     "limits.inputs",
+    "limits.unknown_fields",
 )
 
 How = Literal["added", "removed", "changed"]

@@ -405,6 +405,7 @@ class Limits(Section, frozen=True):
     inputs: PositiveInt = 2048
     in_flight_bytes: PositiveInt = 512 * 1024 * 1024
     connections: PositiveInt = 4096
+    unknown_fields: Literal["report", "refuse"] = "report"
 
 
 class Tracing(Section, frozen=True):
@@ -430,6 +431,28 @@ class Logs(Section, frozen=True):
 
     format: Literal["auto", "json", "text"] = "auto"
     access: bool = True
+
+
+# What a webhook can be called on.
+NotifyKind = Literal["budget", "store_loss", "replica_slow"]
+
+
+class NotifySettings(Section, frozen=True):
+    """Webhook that is called on events, for operators without Prometheus.
+
+    slow_factor, slow_for_s: a replica is slow if its batches take so many times as long as alike ones at the
+    fastest replica of its upstream, for so long.
+    """
+
+    url: str
+    secret: Annotated[str, msgspec.Meta(min_length=16)]
+    on: Annotated[tuple[NotifyKind, ...], msgspec.Meta(min_length=1)] = (
+        "budget",
+        "store_loss",
+        "replica_slow",
+    )
+    slow_factor: Annotated[float, msgspec.Meta(ge=2)] = 3.0
+    slow_for_s: PositiveFloat = 60.0
 
 
 class ReloadSettings(Section, frozen=True):
@@ -591,6 +614,7 @@ class Config(Section, frozen=True, kw_only=True):
     reload: ReloadSettings = ReloadSettings()
     logs: Logs = Logs()
     tracing: Tracing | None = None
+    notify: NotifySettings | None = None
     metrics: OtlpMetrics | None = None
     quotas: Quotas = Quotas()
     end_users: EndUsersSettings | None = None

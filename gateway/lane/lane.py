@@ -338,6 +338,7 @@ class Lane:
                 attempt.piece.work.operation.value,
                 attempt.tokens,
                 attempt.upstream_status,
+                attempt.trace_id,
             )
         )
         self.pump()

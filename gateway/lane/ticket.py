@@ -264,8 +264,8 @@ class Attempt:
     """One try of a batch at one replica.
 
     piece: the slices of all tickets as one. tokens: of its reply. upstream_status: of an answer that was no
-    success. brief_s: its timeout, if that is shorter than usual because the
-    slice was part of a batch that timed out.
+    success. brief_s: its timeout, if that is shorter than usual because the slice was part of a batch that
+    timed out. trace_id: of the first recorded trace in it.
     """
 
     brief_s: float | None = None
@@ -274,6 +274,7 @@ class Attempt:
     tokens = 0
     upstream_status: str | None = None
     carrier: Carrier | None = None
+    trace_id: str | None = None
     _task: asyncio.Task[Any] | None = None
     hedge_timer: asyncio.TimerHandle | None = None
     _spans: "AttemptTrace | None" = None
@@ -339,7 +340,7 @@ class Attempt:
                     trace.waited(self.started_s - ticket.waiting_since_s)
         if recorded:
             self._spans = recorded[0].begin_attempt(recorded[1:], self._started_event(upstream))
-            self.carrier = self._spans.carrier
+            self.carrier, self.trace_id = self._spans.carrier, recorded[0].trace_id
         else:
             self.carrier = self.tickets[0].traces[0].carrier()
         for ticket in self.tickets:

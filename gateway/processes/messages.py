@@ -13,10 +13,10 @@ from gateway.audit.records import Actor
 from gateway.config.boot import AppBoot
 from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
-from gateway.config.schema import Config
+from gateway.config.schema import Config, NotifyKind
 from gateway.declared.additions import Edit, Listing
 from gateway.declared.host import HostCommand, HostResult, InstanceInfo
-from gateway.events import ProcessRestarted
+from gateway.events import GatewayDrained, ProcessRestarted
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class WorkerBoot(msgspec.Struct, frozen=True):
 
     listen_fd, admin_fd, manager_fd: sockets that the parent has bound. grpc_address: host:port that it has
     reserved for gRPC. status_fd: pipe to the parent. metrics_folder: folder of the counters that several
-    workers share. restarts, instances, withdrawn: at this worker's start.
+    workers share. restarts, instances, withdrawn, drained: at this worker's start.
     """
 
     app: AppBoot
@@ -37,19 +37,21 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     restarts: tuple[ProcessRestarted, ...] = ()
     instances: tuple[InstanceInfo, ...] = ()
     withdrawn: tuple["CanaryWithdrawn", ...] = ()
+    drained: GatewayDrained = GatewayDrained()
 
 
 class ConfigUpdate(msgspec.Struct, frozen=True, tag="config_update"):
     """Command to serve a new config.
 
-    config: the worker's share. restored: models whose withdrawn canary is put back; None, all of them. The
-    rest is as in `AppBoot`.
+    config: the worker's share. configuration: digests of the whole one. restored: models whose withdrawn
+    canary is put back; None, all of them. The rest is as in `AppBoot`.
     """
 
     number: int
     config: Config
     engines: Mapping[str, Mapping[str, str]]
     added_models: frozenset[str]
+    configuration: Mapping[str, str]
     restored: frozenset[str] | None = None
 
 
@@ -98,18 +100,37 @@ class ListAdditions(msgspec.Struct, frozen=True, tag="list_additions"):
     """Operator's request to list the additions."""
 
 
+class SetDrain(msgspec.Struct, frozen=True, tag="set_drain"):
+    """Operator's request to take this gateway out of its load balancers, or to put it back."""
+
+    is_drained: bool
+
+
+class Notice(msgspec.Struct, frozen=True, tag="notice"):
+    """Event that a webhook is called on, which needs no reply.
+
+    key: equal for what several workers report of the same event. text: in words. data: names and numbers, no
+    inputs and no secrets.
+    """
+
+    kind: NotifyKind
+    key: str
+    text: str
+    data: Mapping[str, str | int | float]
+
+
 class Request(msgspec.Struct, frozen=True, tag="request"):
-    """Operator's request, which the parent carries out. number: repeated in the reply."""
+    """Operator's request, which the parent carries out, or a notice. number: repeated in the reply."""
 
     number: int
-    body: ReadFile | ListAdditions | Edit | HostCommand
+    body: ReadFile | ListAdditions | SetDrain | Edit | HostCommand | Notice
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
     """Result of a worker's `Request` with the same number."""
 
     number: int
-    body: ReloadOutcome | Listing | HostResult
+    body: ReloadOutcome | Listing | HostResult | GatewayDrained
 
 
 class InstancesUpdate(msgspec.Struct, frozen=True, tag="instances_update"):
@@ -144,7 +165,13 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
 
 
 ToWorker: TypeAlias = (
-    ConfigUpdate | Reply | InstancesUpdate | ProcessRestarted | SpaceRequest | CanaryWithdrawn
+    ConfigUpdate
+    | Reply
+    | InstancesUpdate
+    | ProcessRestarted
+    | SpaceRequest
+    | CanaryWithdrawn
+    | GatewayDrained
 )
 ToParent: TypeAlias = (
     WorkerReady | ConfigAck | ConfigDrained | Request | Heartbeat | SpaceReply | CanaryWithdrawn

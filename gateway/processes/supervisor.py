@@ -9,10 +9,11 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +22,8 @@ from gateway.audit.records import Actor, AuditRecord, gateway_name
 from gateway.audit.trail import AuditTrail
 from gateway.config.boot import AppBoot, worker_share
 from gateway.config.diff import ReloadOutcome
+from gateway.config.digest import section_digests
+from gateway.config.identity import new_identity
 from gateway.config.problems import Problem
 from gateway.config.schema import Config
 from gateway.config.state_folder import state_folder
@@ -30,7 +33,7 @@ from gateway.declared.composition import AdditionsState
 from gateway.declared.host import ActOnModel, AddModel, HostCommand, HostResult, InstanceRecord, ListModels
 from gateway.declared.instances import InstanceFile, StateFileError
 from gateway.declared.store import AdditionsInMemory, AdditionsInRedis
-from gateway.events import ProcessRestarted
+from gateway.events import GatewayDrained, ProcessRestarted
 from gateway.processes import messages
 from gateway.processes.child import Restarts
 from gateway.processes.config_applier import ConfigApplier, ConfigSource, ReloadQueue, watch_file
@@ -43,6 +46,11 @@ from gateway.processes.model_requests import ModelRequests
 from gateway.processes.worker_pool import ConfigProgress, SharedResources, WorkerPool
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
+from gateway.telemetry.log_lines import WRITE_ALWAYS
+
+if TYPE_CHECKING:
+    # Loaded only where there is a webhook.
+    from gateway.processes.notifier import Notifier
 
 logger = logging.getLogger("gateway")
 
@@ -52,6 +60,8 @@ UPDATE_TIMEOUT_S = 10.0
 INSTANCE_DRAIN_S = 30.0
 # No caller waits for additions, which leaves enough time to open a connection to Redis.
 STORE_TIMEOUT_S = 2.0
+DRAINED = "this gateway is drained: /readyz is 503, calls are served; `gateway drain --undo` puts it back"
+UNDRAINED = "this gateway is no longer drained"
 
 
 class StartError(Exception):
@@ -107,6 +117,9 @@ class Supervisor:
         # Upstreams whose models could not be loaded at the start.
         self._unusable: set[str] = set()
         self._stop = asyncio.Event()
+        self._drained = GatewayDrained()
+        self._notifier: Notifier | None = None
+        self._enqueue_notice: Callable[[messages.Notice], None] = lambda _: None
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT.
@@ -148,6 +161,7 @@ class Supervisor:
             self._workers.broadcast(restart)
 
         restarts = Restarts(broadcast)
+        self._identity = new_identity(address_of(listener))
         address = f"{'https' if config.tls else 'http'}://{address_of(listener)}"
         self._workers = WorkerPool(
             shared,
@@ -159,6 +173,12 @@ class Supervisor:
         )
         new_folder = partial(_private_folder, resources, "gateway-")
         self._engines = EnginePool(new_folder, environment, self._on_engine_state, restarts)
+        if config.notify is not None:
+            # An HTTP client takes 0.1 s to import, which a gateway without a webhook does not need here.
+            from gateway.processes.notifier import Notifier
+
+            self._notifier = Notifier(config.notify)
+            self._enqueue_notice = self._notifier.enqueue
         if config.manager is not None:
             view = GatewayView(
                 lambda: self._applier.config,
@@ -178,6 +198,8 @@ class Supervisor:
         tasks.append(asyncio.create_task(self._trail.run()))
         tasks.append(asyncio.create_task(self._run_reloads_when_ready()))
         tasks.append(asyncio.create_task(self._follow_additions_when_ready()))
+        if self._notifier is not None:
+            tasks.append(asyncio.create_task(self._notifier.run()))
         if self._start_config.reload.watch:
             on_change = partial(self._enqueue_reload, self._actor("file watch"))
             tasks.append(asyncio.create_task(watch_file(self._source, on_change)))
@@ -253,7 +275,14 @@ class Supervisor:
             config=worker_share(self._applier.config),
             engines=self._engines.addresses,
             added_models=self._applier.added_models,
+            identity=self._identity,
+            configuration=section_digests(self._applier.config, self._names_of_instances()),
         )
+
+    def _names_of_instances(self) -> set[str]:
+        """Return the upstreams and models that only this host has."""
+        infos = () if self._instances is None else self._instances.infos
+        return {name for info in infos for name in (info.name, info.upstream)}
 
     async def _update_workers(self, before: Config, unneeded: Sequence[EngineProcess]) -> None:
         """Send the served config to the workers, and stop engines that requests no longer use.
@@ -320,27 +349,44 @@ class Supervisor:
         return not upstreams[upstream].preload and not self._unusable.issuperset(upstreams)
 
     def _on_worker_request(self, worker: int, request: messages.Request) -> None:
-        def reply(result: ReloadOutcome | Listing | HostResult) -> None:
+        def reply(result: ReloadOutcome | Listing | HostResult | GatewayDrained) -> None:
             self._workers.reply(worker, messages.Reply(request.number, result))
 
         async def run_and_reply(command: HostCommand) -> None:
-            if isinstance(command, ListModels | AddModel | ActOnModel):
-                result = await self._model_requests.run(command)
-            else:
-                assert self._instances is not None
-                result = await self._instances.run(command)
-            await self._record(host_record(command, result))
-            reply(result)
+            reply(await self._carry_out(command))
 
         match request.body:
             case messages.ReadFile(by):
                 self._enqueue_reload(by, reply)
+            case messages.Notice() as notice:
+                self._enqueue_notice(notice)
             case messages.ListAdditions():
                 reply(self._additions.listing)
+            case messages.SetDrain(is_drained):
+                self._set_drain(is_drained=is_drained)
+                reply(self._drained)
             case Put() | Remove() | Drain() as edit:
                 self._reloads.enqueue(edit, reply)
             case command:
                 self._run(run_and_reply(command))
+
+    async def _carry_out(self, command: HostCommand) -> HostResult:
+        """Carry out a request about the models or the instances of this host, and record it."""
+        if isinstance(command, ListModels | AddModel | ActOnModel):
+            result = await self._model_requests.run(command)
+        else:
+            assert self._instances is not None
+            result = await self._instances.run(command)
+        await self._record(host_record(command, result))
+        return result
+
+    def _set_drain(self, *, is_drained: bool) -> None:
+        """Have load balancers send this gateway no work, or send it work again."""
+        if is_drained == (self._drained.since_s is not None):
+            return
+        self._drained = GatewayDrained(time.time() if is_drained else None)
+        self._workers.drain(self._drained)
+        logger.info(DRAINED if is_drained else UNDRAINED, extra=WRITE_ALWAYS)
 
 
 def _open_state(

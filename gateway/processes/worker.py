@@ -35,10 +35,11 @@ from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config, ListenerTls
 from gateway.declared.additions import Edit, Listing
 from gateway.declared.host import HostCommand, HostResult
-from gateway.events import Event, ProcessRestarted, UpstreamJudged
+from gateway.events import Event, GatewayDrained, ProcessRestarted, UpstreamJudged
 from gateway.processes import messages
 from gateway.processes.listeners import join_port
 from gateway.processes.messages import CanaryWithdrawn, ModelSummary, WorkerBoot, WorkerReady
+from gateway.processes.notices import notice_of
 from gateway.telemetry.access_log import LOGGED, log_change
 from gateway.telemetry.log_lines import CallLines, call_lines, write_lines
 
@@ -59,7 +60,7 @@ GC_THRESHOLD = 5_000
 ABANDON_S = 1.0
 READ_BYTES = 65536
 
-_Reply = TypeVar("_Reply", ReloadOutcome, Listing, HostResult)
+_Reply = TypeVar("_Reply", ReloadOutcome, Listing, HostResult, GatewayDrained)
 
 
 class ParentLink:
@@ -71,6 +72,8 @@ class ParentLink:
         # Replies that requests wait for, by the request's number.
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
+        self._poll = select.poll()
+        self._poll.register(status_fd, select.POLLOUT)
 
     def attach(self, application: Application) -> None:
         """Set the receiver of what the parent sends. Must precede the first call of `receive`."""
@@ -83,14 +86,22 @@ class ParentLink:
             # A signal may interrupt the write of a long line.
             line = line[os.write(self._status_fd, line) :]
 
+    def notify(self, notice: messages.Notice) -> None:
+        """Have the parent call the webhook."""
+        self._send_if_read(messages.Request(next(self._numbers), notice))
+
+    def _send_if_read(self, message: messages.Heartbeat | messages.Request) -> None:
+        """Send a short message, or drop it if the parent reads nothing now.
+
+        A stopped parent does not, and a write that waits for it would block the requests too.
+        """
+        if self._poll.poll(0):
+            self.send(message)
+
     async def send_heartbeats(self) -> None:
         """Send a heartbeat every second; runs until cancelled."""
-        poll = select.poll()
-        poll.register(self._status_fd, select.POLLOUT)
         while True:
-            # A stopped parent reads nothing, and a write that waits for it would block the requests too.
-            if poll.poll(0):
-                self.send(messages.Heartbeat())
+            self._send_if_read(messages.Heartbeat())
             await asyncio.sleep(HEARTBEAT_EVERY_S)
 
     async def request_reload(self, by: Actor) -> ReloadOutcome:
@@ -104,6 +115,10 @@ class ParentLink:
     async def request_listing(self) -> Listing:
         """Ask the parent for the additions. Raises: TimeoutError."""
         return await self._request(messages.ListAdditions(), LISTING_TIMEOUT_S, Listing)
+
+    async def request_drain(self, is_drained: bool) -> GatewayDrained:  # noqa: FBT001 - the whole request
+        """Ask the parent to drain this gateway, or to put it back. Raises: TimeoutError."""
+        return await self._request(messages.SetDrain(is_drained), LISTING_TIMEOUT_S, GatewayDrained)
 
     async def request_host(self, command: HostCommand) -> HostResult:
         """Ask the parent to carry out a request about this host. Raises: TimeoutError."""
@@ -126,12 +141,12 @@ class ParentLink:
                 self.send(messages.SpaceReply(number, application.groups.differing_spaces(config)))
             case messages.CanaryWithdrawn(model, upstream, reason):
                 application.groups.withdraw(model, upstream, reason)
-            case ProcessRestarted() as restart:
-                application.observe(restart)
+            case ProcessRestarted() | GatewayDrained() as event:
+                application.observe(event)
 
     async def _request(
         self,
-        body: messages.ReadFile | messages.ListAdditions | Edit | HostCommand,
+        body: messages.ReadFile | messages.ListAdditions | messages.SetDrain | Edit | HostCommand,
         timeout_s: float,
         kind: type[_Reply],
     ) -> _Reply:
@@ -152,6 +167,7 @@ class ParentLink:
         except OSError as error:
             self.send(messages.ConfigAck(update.number, str(error)))
             return
+        application.describe(update.configuration)
         self.send(messages.ConfigAck(update.number))
         drained.add_done_callback(lambda _: self.send(messages.ConfigDrained(update.number)))
 
@@ -244,8 +260,13 @@ async def _grpc_listener(application: Application, address: str | None) -> Async
 def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Application:
     log = access_lines.observe if boot.app.config.logs.access else log_change
 
+    notify = boot.app.config.notify
+    notified = () if notify is None else notify.on
+
     def observe(event: Event) -> None:
         log(event)
+        if notified and (notice := notice_of(event)) is not None and notice.kind in notified:
+            link.notify(notice)
         if isinstance(event, UpstreamJudged) and event.standing == "withdrawn":
             link.send(CanaryWithdrawn(event.model, event.upstream, event.reason))
 
@@ -257,11 +278,14 @@ def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Appli
             observed=LOGGED,
             reload=link.request_reload,
             adding=adding,
+            drain=link.request_drain,
             manager=link.request_host if boot.manager_fd is not None else None,
         ),
     )
     for restart in boot.restarts:
         application.observe(restart)
+    if boot.drained.since_s is not None:
+        application.observe(boot.drained)
     application.instances.update(boot.instances)
     link.attach(application)
     for withdrawn in boot.withdrawn:

@@ -14,7 +14,7 @@ from gateway.config.boot import AppBoot
 from gateway.config.problems import Problem
 from gateway.config.schema import Config
 from gateway.declared.host import InstanceInfo
-from gateway.events import EndReason, ProcessRestarted
+from gateway.events import EndReason, GatewayDrained, ProcessRestarted
 from gateway.processes import messages
 from gateway.processes.child import (
     WORKER_CHECK_EVERY_S,
@@ -125,6 +125,7 @@ class WorkerPool:
         self._space_replies: dict[int, asyncio.Future[tuple[Problem, ...]]] = {}
         # Canaries that a worker has withdrawn since they were put back, by model.
         self._withdrawn: dict[str, messages.CanaryWithdrawn] = {}
+        self._drained = GatewayDrained()
         self.all_ready = asyncio.Event()
 
     def start(self, number_of_workers: int) -> list[asyncio.Task[None]]:
@@ -162,7 +163,9 @@ class WorkerPool:
         """
         number = next(self._update_numbers)
         line = msgspec.json.encode(
-            messages.ConfigUpdate(number, boot.config, boot.engines, boot.added_models, restored)
+            messages.ConfigUpdate(
+                number, boot.config, boot.engines, boot.added_models, boot.configuration or {}, restored
+            )
         )
         kept = () if restored is None else self._withdrawn.keys() - restored
         self._withdrawn = {model: self._withdrawn[model] for model in kept}
@@ -171,7 +174,14 @@ class WorkerPool:
         progress = self._updates[number] = ConfigProgress(sent)
         return progress
 
-    def broadcast(self, news: ProcessRestarted | messages.InstancesUpdate | messages.CanaryWithdrawn) -> None:
+    def drain(self, drained: GatewayDrained) -> None:
+        """Have every worker report that this gateway is drained, or no longer is."""
+        self._drained = drained
+        self.broadcast(drained)
+
+    def broadcast(
+        self, news: ProcessRestarted | GatewayDrained | messages.InstancesUpdate | messages.CanaryWithdrawn
+    ) -> None:
         """Send news to every worker that runs; one that starts receives them when it boots."""
         line = msgspec.json.encode(news)
         for child in self._children:
@@ -220,6 +230,7 @@ class WorkerPool:
             self._restarts.latest,
             self._instances(),
             tuple(self._withdrawn.values()),
+            self._drained,
         )
         return msgspec.json.encode(boot)
 

@@ -86,6 +86,13 @@ def slowdowns(paces: Sequence[Pace]) -> list[float] | None:
     ]
 
 
+def relative_slowness(paces: Sequence[Pace]) -> list[float]:
+    """Return how many times slower each replica is than the fastest; 1 for those without a record."""
+    slow = [pace.slowness for pace in paces]
+    fastest = min((slowness for slowness in slow if slowness is not None), default=0.0)
+    return [slowness / fastest if slowness is not None and fastest else 1.0 for slowness in slow]
+
+
 def is_worth_waiting(cost: float, costs: Sequence[float]) -> bool:
     """Return whether a batch is done sooner by waiting for room elsewhere than at a replica with this cost.
 

@@ -19,6 +19,7 @@ from gateway.routing.choice import (
     Policy,
     is_worth_waiting,
     rank_replicas,
+    relative_slowness,
     slowdowns,
 )
 from gateway.routing.health import ReplicaEvent, State, event_of, next_state
@@ -235,6 +236,12 @@ class Pool:
         """Remove a replica that has nothing in flight any more."""
         self.replicas.remove(replica)
         self._combine()
+
+    def slowness(self) -> dict[Replica, float]:
+        """Return how many times slower each usable replica is than the fastest, by its slower kind."""
+        usable = list(self._usable)
+        by_kind = [relative_slowness([replica.paces[kind] for replica in usable]) for kind in LOAD_KINDS]
+        return dict(zip(usable, map(max, *by_kind), strict=True))
 
     def capabilities(self) -> Capabilities | None:
         """Return what the model offers: the union over its replicas; None before one has joined."""

@@ -4,7 +4,7 @@ It knows nothing of quotas. Everything it returns is bytes, or raises StoreUnava
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -90,7 +90,8 @@ class RedisClient:
 
         self._timeout_s = timeout_s
         self._client, *self._sentinels = open_clients(url, timeout_s)
-        self._pipeline = ScriptPipeline(self._client, is_cluster=is_cluster(url), idle_max=BATCHES_MAX)
+        self._is_cluster = is_cluster(url)
+        self._pipeline = ScriptPipeline(self._client, is_cluster=self._is_cluster, idle_max=BATCHES_MAX)
         self._queue: list[ScriptCall] = []
         # Calls that may wait for others, and the timer at which they are enqueued at the latest.
         self._delayed: dict[ScriptCall, None] = {}
@@ -119,8 +120,19 @@ class RedisClient:
 
     async def execute(self, *command: Any) -> Any:
         """Run one plain command and return its reply. Raises: StoreUnavailable."""
+        return await self._bounded(self._client.execute_command(*command))
+
+    async def memory(self) -> list[Mapping[str, Any]]:
+        """Return what each server that holds data reports of its memory. Raises: StoreUnavailable."""
+        options = {"target_nodes": "primaries"} if self._is_cluster else {}
+        reply = await self._bounded(self._client.execute_command("INFO", "memory", **options))
+        # A cluster of several servers replies by server.
+        is_one = "used_memory" in reply
+        return [reply] if is_one else list(reply.values())
+
+    async def _bounded(self, work: Coroutine[Any, Any, Any]) -> Any:
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        task = BoundedTask(self._client.execute_command(*command), self._timeout_s, reply.set_result)
+        task = BoundedTask(work, self._timeout_s, reply.set_result)
         try:
             result = await reply
         finally:

@@ -19,6 +19,7 @@ from gateway.events import (
     Event,
     ModelStateReported,
     ReplicaChanged,
+    ReplicaSlow,
     SpaceChecked,
     SpaceOutcome,
     Stage,
@@ -212,6 +213,15 @@ FORMS: dict[type, EventForm] = {
         lambda event: logging.WARNING if event.state == "down" else logging.INFO,
         lambda event: f"upstream {event.upstream}: {event.replica} {STATES[event.state]} ({event.reason})",
         ("upstream", "replica", "state", "reason"),
+    ),
+    ReplicaSlow: EventForm(
+        "replica_slow",
+        lambda _: logging.WARNING,
+        lambda event: (
+            f"upstream {event.upstream}: {event.replica} has been {event.slowness:.0f} times slower than the "
+            f"fastest replica for {event.for_s:.0f} s"
+        ),
+        ReplicaSlow.__struct_fields__,
     ),
     ConnectionFaulted: EventForm(
         "connection",

@@ -34,13 +34,17 @@ STAGE_BUCKETS_S = (0.0001, *DURATION_BUCKETS_S)
 # Keys with series of their own in one process. Operators may make any number of keys, and a series is never
 # removed: the calls of all further keys are counted together.
 KEYS_MAX = 500
-OTHER_KEYS = "other"
+# The same of tenants. One has some 30 series with two models: 1,000 of them are 30,000 series, which a scrape
+# reads in 3 MB; thousands more would cost each scrape of every gateway seconds.
+TENANTS_MAX = 1000
+OTHER = "other"
 
 
 class CallMetrics:
-    """Calls by route, outcome, tenant, model and key."""
+    """Calls by route, outcome, tenant, model and key. links_traces: as of `Metrics`."""
 
-    def __init__(self, create: MetricFactory) -> None:
+    def __init__(self, create: MetricFactory, *, links_traces: bool = False) -> None:
+        self._links_traces = links_traces
         calls = create.counter(
             "calls", "Calls answered, by path, status and outcome.", ("route", "status", "outcome")
         )
@@ -61,6 +65,9 @@ class CallMetrics:
         )
         key_tokens = create.counter(
             "key_tokens", "Tokens computed, as settled, by the key's id.", ("tenant", "key")
+        )
+        failures = create.counter(
+            "tenant_failures", "Calls of a tenant that failed, by the kind of error.", ("tenant", "outcome")
         )
         decisions = create.counter(
             "quota_decisions", "Calls that the ledger admitted or refused.", ("tenant", "decision")
@@ -83,7 +90,10 @@ class CallMetrics:
                 key_tokens.labels(*key),
             )
         )
+        self._failures = Children[tuple[str, str], Counter](lambda key: failures.labels(*key))
         self._decisions = Children[tuple[str, str], Counter](lambda key: decisions.labels(*key))
+        # Tenants with series of their own.
+        self._tenants: set[str] = set()
 
     def count(self, calls: Sequence[CallFinished]) -> None:
         """Count finished calls."""
@@ -108,20 +118,25 @@ class CallMetrics:
         durations = [self._duration[first.route]]
         if first.is_bulk:
             durations.append(self._bulk_duration[first.route])
-        if first.tenant and first.model:
-            computed, inputs, tenant_calls = self._tenant_calls[first.tenant, first.model]
+        tenant = self._tenant_label(first.tenant) if first.tenant else ""
+        if tenant and first.outcome != "ok":
+            self._failures[tenant, first.outcome].inc(count)
+        if tenant and first.model:
+            computed, inputs, tenant_calls = self._tenant_calls[tenant, first.model]
             computed.inc(tokens)
             inputs.inc(sum([call.inputs for call in calls]))
             tenant_calls.inc(count)
-            durations += self._model_duration[first.model], self._tenant_duration[first.tenant]
+            durations += self._model_duration[first.model], self._tenant_duration[tenant]
         observe_in_each(durations, [call.duration_s for call in calls])
+        if self._links_traces:
+            _link(durations, [(call.duration_s, call.trace_id) for call in calls if call.is_recorded])
         if first.tenant and first.key_id:
             self._count_key(first.tenant, first.key_id, count if first.outcome == "ok" else 0, count, tokens)
 
     def _count_key(self, tenant: str, key: str, answered: int, calls: int, tokens: int) -> None:
         known = (tenant, key)
         if known not in self._key_calls and len(self._key_calls) >= KEYS_MAX:
-            known = (OTHER_KEYS, OTHER_KEYS)
+            known = (OTHER, OTHER)
         good, failed, computed = self._key_calls[known]
         good.inc(answered)
         failed.inc(calls - answered)
@@ -129,14 +144,37 @@ class CallMetrics:
 
     def count_decisions(self, decisions: Sequence[QuotaDecided]) -> None:
         """Count admissions and refusals of the ledger."""
-        for key, count in Tally([(event.tenant, event.decision) for event in decisions]).items():
-            self._decisions[key].inc(count)
+        for (tenant, decision), count in Tally(
+            [(event.tenant, event.decision) for event in decisions]
+        ).items():
+            self._decisions[self._tenant_label(tenant), decision].inc(count)
+
+    def _tenant_label(self, tenant: str) -> str:
+        """Return the value of the label for a tenant, which is `other` once there are too many."""
+        if tenant in self._tenants:
+            return tenant
+        if len(self._tenants) >= TENANTS_MAX:
+            return OTHER
+        self._tenants.add(tenant)
+        return tenant
+
+
+def _link(histograms: Sequence[BatchedHistogram], traced: Sequence[tuple[float, str | None]]) -> None:
+    """Link the buckets of histograms to the traces of what was observed in them."""
+    known = [(seconds, trace_id) for seconds, trace_id in traced if trace_id is not None]
+    if known:
+        for histogram in histograms:
+            histogram.link(known)
 
 
 class AttemptMetrics:
-    """Attempts by upstream, replica and outcome, and the sizes of their batches."""
+    """Attempts by upstream, replica and outcome, and the sizes of their batches.
 
-    def __init__(self, create: MetricFactory) -> None:
+    links_traces: as of `Metrics`.
+    """
+
+    def __init__(self, create: MetricFactory, *, links_traces: bool = False) -> None:
+        self._links_traces = links_traces
         attempts = create.counter(
             "attempts", "Attempts of a batch at a replica.", ("upstream", "replica", "outcome")
         )
@@ -158,7 +196,10 @@ class AttemptMetrics:
             alike[attempt.upstream, attempt.replica, attempt.outcome].append(attempt)
         for (upstream, replica, outcome), group in alike.items():
             self._attempts[upstream, replica, outcome].inc(len(group))
-            self._durations[upstream, replica].observe_many([attempt.duration_s for attempt in group])
+            durations = self._durations[upstream, replica]
+            durations.observe_many([attempt.duration_s for attempt in group])
+            if self._links_traces:
+                _link((durations,), [(attempt.duration_s, attempt.trace_id) for attempt in group])
             inputs, calls = self._batches[upstream]
             inputs.observe_many([attempt.inputs for attempt in group])
             calls.observe_many([attempt.calls for attempt in group])
@@ -238,8 +279,18 @@ class BudgetMetrics:
             self._spent.show(labels, share)
 
 
-# Batches that have not ended, and bytes of all files, as this process last saw them.
-ReadBatches = Callable[[], tuple[int, int]]
+class BatchCounts(msgspec.Struct, frozen=True):
+    """Batches that have not ended, and bytes of all files, as this process last saw them.
+
+    idle_s: longest time for which one of them has made no progress.
+    """
+
+    active: int = 0
+    file_bytes: int = 0
+    idle_s: float = 0.0
+
+
+ReadBatches = Callable[[], BatchCounts]
 
 
 class BatchMetrics:
@@ -252,6 +303,13 @@ class BatchMetrics:
         self._bytes = create.gauge(
             "batch_file_bytes", "Bytes of the files and results of batches.", (), "livemax"
         )
+        # Each worker measures from its own start: the one that has watched for longest knows most.
+        self._idle = create.gauge(
+            "batch_idle_seconds",
+            "Longest time without progress of a batch that has not ended.",
+            (),
+            "livemax",
+        )
 
     def count(self, event: BatchChanged) -> None:
         """Count a status, and the lines of a batch that has ended."""
@@ -262,9 +320,10 @@ class BatchMetrics:
 
     def refresh(self, read: ReadBatches) -> None:
         """Read the table into the metrics."""
-        active, size = read()
-        self._active.set(active)
-        self._bytes.set(size)
+        counts = read()
+        self._active.set(counts.active)
+        self._bytes.set(counts.file_bytes)
+        self._idle.set(counts.idle_s)
 
 
 class StoredCounts(msgspec.Struct, frozen=True):

@@ -23,9 +23,11 @@ from gateway.events import (
     AttemptFinished,
     CallFinished,
     Event,
+    GatewayDrained,
     Observers,
     ProcessRestarted,
     ReplicaChanged,
+    ReplicaSlow,
     SpaceChecked,
     Stage,
     StoreChanged,
@@ -38,7 +40,15 @@ from gateway.telemetry.totals import Totals, is_monitoring
 
 CHANGES_MAX = 50
 # Types of events that are changes.
-CHANGES = (ReplicaChanged, StoreChanged, StoreLost, SpaceChecked, UpstreamJudged, ProcessRestarted)
+CHANGES = (
+    ReplicaChanged,
+    ReplicaSlow,
+    StoreChanged,
+    StoreLost,
+    SpaceChecked,
+    UpstreamJudged,
+    ProcessRestarted,
+)
 # Weight of the newest latency in the running mean.
 NEWEST_SHARE = 0.1
 
@@ -75,7 +85,7 @@ class ChangeHistory:
         match event:
             case AttemptFinished():
                 self.observe_attempt(event)
-            case ReplicaChanged():
+            case ReplicaChanged() | ReplicaSlow():
                 self._replica_changed(event)
             case StoreChanged():
                 self.store_trouble = event.reason if event.away else ""
@@ -92,6 +102,10 @@ class ChangeHistory:
                 what = "hung, started again" if event.reason == "hung" else "ended, started again"
                 self._changes.append(StatusChange(event.at_s, event.process, what, event.how))
 
+    def observe_drain(self, event: GatewayDrained) -> None:
+        """Record that an operator took this gateway out, or put it back."""
+        self._add("this gateway", "back" if event.since_s is None else "drained", "an operator")
+
     def changes(self) -> tuple[StatusChange, ...]:
         """Return the changes, the newest first."""
         return tuple(reversed(self._changes))
@@ -104,7 +118,10 @@ class ChangeHistory:
         """Drop the replicas of a removed or replaced upstream; the changes stay listed."""
         self._replicas = {key: history for key, history in self._replicas.items() if key[0] != upstream}
 
-    def _replica_changed(self, event: ReplicaChanged) -> None:
+    def _replica_changed(self, event: ReplicaChanged | ReplicaSlow) -> None:
+        if isinstance(event, ReplicaSlow):
+            self._add(_name(event), "slow", f"{event.slowness:.0f} times slower than the fastest replica")
+            return
         self._add(_name(event), event.state, event.reason)
         if event.state == "gone":
             self._replicas.pop((event.upstream, event.replica), None)
@@ -125,7 +142,7 @@ class ChangeHistory:
             history.add_latency(event.duration_s)
 
 
-def _name(event: ReplicaChanged | SpaceChecked) -> str:
+def _name(event: ReplicaChanged | ReplicaSlow | SpaceChecked) -> str:
     if event.upstream == event.replica:
         return event.upstream
     return f"{event.upstream} {event.replica}"
@@ -139,7 +156,11 @@ FILE_PREFIX = "recent-calls-"
 
 
 class RecentCall(msgspec.Struct, frozen=True):
-    """One call that ended. at_s: its end, in seconds since 1970. The other fields are those of the event."""
+    """One call that ended.
+
+    at_s: its end, in seconds since 1970. gateway: that served it, in a list of several. The other fields are
+    those of the event.
+    """
 
     at_s: float
     request_id: str
@@ -159,6 +180,7 @@ class RecentCall(msgspec.Struct, frozen=True):
     upstream_status: str | None = None
     upstream_words: str | None = None
     end_user: str | None = None
+    gateway: str | None = None
 
 
 class RecentCalls:
@@ -213,7 +235,7 @@ class RecentCalls:
 
 
 # Of an event, what a recent call repeats.
-_REPEATED = attrgetter(*RecentCall.__struct_fields__[1:])
+_REPEATED = attrgetter(*RecentCall.__struct_fields__[1:-1])
 
 
 def _recent(at_s: float, event: CallFinished) -> RecentCall:
@@ -356,6 +378,7 @@ class History:
         observers.add(self.calls.observe, CallFinished)
         observers.add(self.changes.observe_attempt, AttemptFinished)
         observers.add(self.changes.observe, *CHANGES)
+        observers.add(self.changes.observe_drain, GatewayDrained)
 
     def tasks(self, read: Callable[[], Totals]) -> list[Coroutine[Any, Any, None]]:
         """Return the background tasks. read: returns the totals of all workers, which one of them samples."""

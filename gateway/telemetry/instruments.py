@@ -8,9 +8,11 @@ from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from time import time
 from typing import Generic, Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.samples import Exemplar
 
 
 class BatchedHistogram(Histogram):
@@ -25,6 +27,13 @@ class BatchedHistogram(Histogram):
         self._sum.inc(total)
         for number, count in buckets.items():
             self._buckets[number].inc(count)
+
+    def link(self, traced: Sequence[tuple[float, str]]) -> None:
+        """Link buckets to traces. traced: observed amounts, each with its trace; the last counts."""
+        bucket_of, now_s = self.bucket_of(), time()
+        latest = {bucket_of(amount): (amount, trace_id) for amount, trace_id in traced}
+        for number, (amount, trace_id) in latest.items():
+            self._buckets[number].set_exemplar(Exemplar({"trace_id": trace_id}, amount, now_s))
 
     def bucket_of(self) -> Callable[[float], int]:
         """Return the function from an amount to the number of its bucket."""

@@ -24,6 +24,7 @@ from gateway.events import (
     CallFinished,
     Event,
     ReplicaChanged,
+    ReplicaSlow,
     StoreChanged,
     StoreLost,
 )
@@ -46,7 +47,15 @@ BATCH_DELAY_S = 0.02
 # Runs a function after a number of seconds.
 Schedule = Callable[[float, Callable[[], None]], None]
 # Changes of state are written when they happen: one that is counted would seem to happen later.
-UNFILTERED = (AuditRecorded, BudgetAlert, CallFinished, ReplicaChanged, StoreChanged, StoreLost)
+UNFILTERED = (
+    AuditRecorded,
+    BudgetAlert,
+    CallFinished,
+    ReplicaChanged,
+    ReplicaSlow,
+    StoreChanged,
+    StoreLost,
+)
 # `extra` of a line that is no event and still bypasses the filter, such as the outcome of a reload.
 WRITE_ALWAYS = {"is_unfiltered": True}
 _LineKey = tuple[str, int, str]

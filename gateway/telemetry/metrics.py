@@ -24,9 +24,9 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from gateway import __version__
 from gateway.events import (
     AttemptFinished,
     BatchChanged,
@@ -50,6 +50,7 @@ from gateway.events import (
 )
 from gateway.telemetry.call_metrics import (
     AttemptMetrics,
+    BatchCounts,
     BatchMetrics,
     BudgetMetrics,
     CacheMetrics,
@@ -57,6 +58,7 @@ from gateway.telemetry.call_metrics import (
     ReadBatches,
     StoreMetrics,
 )
+from gateway.telemetry.config_metrics import ConfigMetrics
 from gateway.telemetry.instruments import MetricFactory
 from gateway.telemetry.upstream_metrics import (
     GroupMetrics,
@@ -76,6 +78,8 @@ BATCH_DELAY_S = 0.02
 # An engine that does not answer in this time is left out: a scrape must not wait for a hung engine.
 ENGINE_TIMEOUT_S = 1.0
 
+OPEN_METRICS = "application/openmetrics-text"
+
 # Events that every call causes.
 CallEvent: TypeAlias = CallFinished | AttemptFinished | QuotaDecided
 
@@ -83,10 +87,12 @@ CallEvent: TypeAlias = CallFinished | AttemptFinished | QuotaDecided
 class Metrics:
     """Registry of one process.
 
-    is_open: `/metrics` needs no key. worker: number of this worker, None for a single one.
+    is_open: `/metrics` needs no key. worker: number of this worker, None for a single one. links_traces:
+    calls are traced, so that the buckets of histograms can name a trace. The files of several workers have no
+    place for that.
     """
 
-    def __init__(self, *, is_open: bool, worker: int | None = None) -> None:
+    def __init__(self, *, is_open: bool, worker: int | None = None, links_traces: bool = False) -> None:
         self.is_open = is_open
         # The time at which each series was created would be one more series for each.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -106,27 +112,25 @@ class Metrics:
             MultiProcessCollector(self._exposed)  # type: ignore[no-untyped-call]
             self._process = ProcessShare(self._registry)
         create = MetricFactory(self._registry, removes_series=worker is None)
-        self._calls = CallMetrics(create)
-        self._attempts = AttemptMetrics(create)
+        self._links_traces = links_traces and worker is None
+        self._calls = CallMetrics(create, links_traces=self._links_traces)
+        self._attempts = AttemptMetrics(create, links_traces=self._links_traces)
         self._loads = LoadMetrics(create)
         # Every worker receives the reports of the same models: only one counts them.
         self._models = ModelMetrics(create, counts=worker in {None, 0})
         self._cache = CacheMetrics(create)
-        self._budgets = BudgetMetrics(create)
-        self._limits = LimitMetrics(create)
+        self._budgets, self._limits = BudgetMetrics(create), LimitMetrics(create)
         self._groups = GroupMetrics(create)
         self._stored = StoreMetrics(create)
         self._batches = BatchMetrics(create)
-        self._read_batches: ReadBatches = lambda: (0, 0)
+        self._config = ConfigMetrics(create)
+        self._read_batches: ReadBatches = BatchCounts
         self._lag = Histogram(
             "gateway_event_loop_lag_seconds",
             "Delay of a task's wake-up, sampled twice a second.",
             buckets=LAG_BUCKETS_S,
             registry=self._registry,
         )
-        create.gauge("build_info", "1, with the running version.", ("version",), "livemax").labels(
-            __version__
-        ).set(1)
 
         # By the type of event.
         self.handlers: Mapping[type, Callable[[Any], None]] = {
@@ -151,6 +155,7 @@ class Metrics:
     def watch(self, sources: Sources) -> None:
         """Set the sources that are read when metrics are collected."""
         self._sources = sources
+        self._config.show(sources.configured)
         self._models.keep_only(sources.engines)
         self._groups.keep_only(sources.judged)
 
@@ -190,13 +195,20 @@ class Metrics:
             exposed = map(self._only_current, exposed)
         return [*exposed, self._restart_counter()]
 
-    async def render(self) -> tuple[bytes, str]:
-        """Return the exposition of all workers and engines, and its content type."""
+    async def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the exposition of all workers and engines, and its content type.
+
+        accept: header of the scraper. Only OpenMetrics has a place for links to traces.
+        """
         engines = self._sources.engines
         reports = await asyncio.gather(*(read(ENGINE_TIMEOUT_S) for read in engines.values()))
         stats = {name: report for name, report in zip(engines, reports, strict=True) if report is not None}
         collected = self.collected()
         exposition = _Collected([*collected, *families(stats, waiting_inputs(collected))])
+        if self._links_traces and OPEN_METRICS in accept:
+            # The library has no types for it.
+            body = openmetrics.generate_latest(exposition)  # type: ignore[no-untyped-call]
+            return body, openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(exposition), CONTENT_TYPE_LATEST
 
     def _only_current(self, family: Metric) -> Metric:
@@ -224,6 +236,7 @@ class Metrics:
         self._limits.refresh(self._sources.limits())
         self._stored.refresh(self._sources.stored)
         self._batches.refresh(self._read_batches)
+        self._config.refresh(self._sources.store_memory)
         if self._process is not None:
             self._process.refresh()
 

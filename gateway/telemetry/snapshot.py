@@ -229,6 +229,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     at_s: seconds since 1970. uptime_s, worker: of the worker that answers. registry: at most
     `REGISTRY_REFRESH_S` old; empty without `manager`. currency: of the prices, None without one.
+    drained_since_s: when an operator took this gateway out, in seconds since 1970; None if it is in.
     """
 
     version: str
@@ -248,6 +249,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     instances: tuple[InstanceStatus, ...] = ()
     registry: tuple[CheckpointStatus, ...] = ()
     currency: str | None = None
+    drained_since_s: float | None = None
 
 
 class TenantRates(msgspec.Struct, frozen=True):

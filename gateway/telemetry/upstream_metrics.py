@@ -22,16 +22,21 @@ from gateway.events import (
     UpstreamTried,
 )
 from gateway.telemetry.call_metrics import ReadBudgets, ReadCache, ReadStored, StoredCounts
+from gateway.telemetry.config_metrics import Configured, ReadMemory
 from gateway.telemetry.instruments import MetricFactory
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True):
-    """Batches in flight to a replica, and the most that may be."""
+    """Batches in flight to a replica, and the most that may be.
+
+    slowness: times that its batches take as long as those of the fastest replica of its upstream.
+    """
 
     upstream: str
     replica: str
     batches: int
     window: int
+    slowness: float = 1.0
 
 
 class LimitShare(msgspec.Struct, frozen=True):
@@ -77,7 +82,8 @@ class Sources(msgspec.Struct, frozen=True):
 
     lanes, engines: by upstream. in_flight: number of calls, and bytes of their bodies. cache: bytes and
     evictions. budgets: spent shares. judged: models that have several upstreams, with each of these. stored:
-    numbers of stored keys and tenants. limits: used shares of the accounts of upstreams.
+    numbers of stored keys and tenants. configured: facts of the configuration, which do not change before the
+    next one. store_memory: of the shared store. limits: used shares of the accounts of upstreams.
     """
 
     lanes: Mapping[str, Callable[[], LaneBacklog]] = {}
@@ -88,6 +94,8 @@ class Sources(msgspec.Struct, frozen=True):
     budgets: ReadBudgets = tuple
     judged: frozenset[tuple[str, str]] = frozenset()
     stored: ReadStored = StoredCounts
+    configured: Configured = Configured()
+    store_memory: ReadMemory = lambda: (0, 0)
     limits: Callable[[], Iterable[LimitShare]] = tuple
 
 
@@ -125,6 +133,12 @@ class LoadMetrics:
         self._replicas = create.live(
             create.gauge("replica_in_flight_batches", "Batches in flight to a replica.", labels, "livesum"),
             create.gauge("replica_window_batches", "Batches that may be in flight.", labels, "livesum"),
+            create.gauge(
+                "replica_slowness_ratio",
+                "Times that batches take as long as alike ones at the fastest replica.",
+                labels,
+                "livemax",
+            ),
         )
         upstream = ("upstream",)
         self._lanes = create.live(
@@ -168,7 +182,7 @@ class LoadMetrics:
                 self._cosine.remove(*gone)
         self._replicas.keep_only(loads)
         for labels, load in loads.items():
-            self._replicas.show(labels, load.batches, load.window)
+            self._replicas.show(labels, load.batches, load.window, load.slowness)
         calls, held_bytes = sources.in_flight()
         self._calls_in_flight.set(calls)
         self._bytes_in_flight.set(held_bytes)

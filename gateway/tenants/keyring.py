@@ -172,6 +172,11 @@ class Keyring:
         self._owners: dict[str, tuple[str, Tenant]] = {}
         # Digests of keys that are valid no more, the latest last.
         self._former: dict[str, None] = {}
+        # Digests of keys that were used on a day; uses of stored keys that are not noted yet, by id.
+        self._used: set[str] = set()
+        self._uses: dict[str, str] = {}
+        self._use_day = ""
+        self._stored_ids: Mapping[str, str] = {}
         self._has_warned_of_end = False
         self._stored_keys: tuple[StoredKey, ...] = ()
         self._stored_tenants: Mapping[str, config.TenantConfig] = {}
@@ -288,7 +293,30 @@ class Keyring:
             raise _refusal(self._without_tenant.get(digest), may_be_stored=may_be_stored)
         if tenant.expires_s is not None and tenant.expires_s <= self._now_s() + self._clock_offset_s:
             raise Unauthenticated("this API key has expired")
+        if digest not in self._used:
+            self._note_use(digest)
         return tenant
+
+    def take_uses(self) -> dict[str, str]:
+        """Return the stored keys that were used for the first time on a day, by id, and forget them."""
+        day = self._today()
+        if day != self._use_day:
+            self._use_day = day
+            self._used.clear()
+        uses, self._uses = self._uses, {}
+        return uses
+
+    def return_uses(self, uses: Mapping[str, str]) -> None:
+        """Take back uses that could not be noted."""
+        self._uses = {**uses, **self._uses}
+
+    def _note_use(self, digest: str) -> None:
+        self._used.add(digest)
+        if (id_ := self._stored_ids.get(digest)) is not None:
+            self._uses[id_] = self._today()
+
+    def _today(self) -> str:
+        return f"{datetime.fromtimestamp(self._now_s(), UTC):%Y-%m-%d}"
 
     def owner_of(self, key: StoredKey) -> Tenant:
         """Return the owner of a key that is not in the keyring: of the user of a verified token.
@@ -359,6 +387,8 @@ class Keyring:
             if not self.knows(digest):
                 self._former.pop(digest, None)
                 self._former[digest] = None
+        self._stored_ids = {key.digest: key.id for key in self._stored_keys}
+        self._used &= self._owners.keys()
         while len(self._former) > FORMER_KEYS_MAX:
             del self._former[next(iter(self._former))]
         for tenant, ids in _ids_by_tenant(self._without_tenant.values()).items():

@@ -7,24 +7,32 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, Histogram, Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.events import CallFinished, ConnectionFaulted, ReplicaChanged
+from gateway.config.schema import Tracing
+from gateway.events import CallFinished, ConnectionFaulted, QuotaDecided, ReplicaChanged
 from gateway.telemetry import call_metrics
+from gateway.telemetry.call_metrics import TENANTS_MAX
 from gateway.telemetry.instruments import BatchedHistogram
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.tracing import create_traces
 from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until
+from tests.fakes.hooks import Gate, respond_with, tei_with_hook, until
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei
 from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
 # Every label is listed here, so that adding one is a deliberate choice.
 LABELS = {"route", "status", "outcome", "tenant", "key", "model", "upstream", "replica", "decision", "le"}
-LABELS |= {"stage", "state", "version", "fault", "owner"}
+LABELS |= {"stage", "state", "version", "fault", "owner", "currency", "certificate"}
 
 
 async def scrape(gateway: Running) -> list[Metric]:
@@ -176,6 +184,66 @@ async def test_counts_calls_by_key_and_bounds_the_number_of_keys(monkeypatch: py
     assert 'gateway_key_tokens_total{key="other",tenant="other"} 140.0' in text.decode()
 
 
+async def test_bounds_the_number_of_tenants() -> None:
+    metrics = Metrics(is_open=True)
+    for number in range(TENANTS_MAX + 20):
+        tenant = f"tenant-{number}"
+        metrics.observe(CallFinished("id", "POST", "/embed", 429, "overloaded", 0.1, tenant, "bge", 1, 7))
+        metrics.observe(QuotaDecided(tenant, "admitted"))
+    text, _ = await metrics.render()
+    families = list(text_string_to_metric_families(text.decode()))
+
+    for name in ("gateway_tokens_total", "gateway_tenant_failures_total", "gateway_quota_decisions_total"):
+        series = [sample for family in families for sample in family.samples if sample.name == name]
+        assert len(series) == TENANTS_MAX + 1
+    assert 1 == value(families, "gateway_tenant_failures_total", tenant="tenant-1", outcome="overloaded")
+    assert 20 * 7 == value(families, "gateway_tokens_total", tenant="other")
+    assert 20 == value(families, "gateway_tenant_duration_seconds_count", tenant="other")
+
+
+async def test_links_buckets_to_recorded_traces_in_openmetrics(boot: Boots) -> None:
+    processor = SimpleSpanProcessor(InMemorySpanExporter())
+    headers = {"host": "localhost", "accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
+    async with boot({"tei-0": FakeTei()}, traces=create_traces(Tracing(sample=0.0), processor)) as gateway:
+        traced = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+        await gateway.client.post(OPENAI, json={"input": "b"}, headers=traced)
+        await gateway.post(OPENAI, {"input": "not recorded, and slower than the first if it is"})
+        linked = await gateway.client.get("/metrics", headers=headers)
+        plain = await gateway.client.get("/metrics", headers={"host": "localhost"})
+    exemplars = {
+        (sample.name, sample.exemplar.labels["trace_id"])
+        for family in open_metrics_families(linked.text)
+        for sample in family.samples
+        if sample.exemplar
+    }
+
+    assert linked.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    histograms = ("call", "model", "tenant", "attempt")
+    assert {(f"gateway_{name}_duration_seconds_bucket", TRACE) for name in histograms} == exemplars
+    assert plain.headers["content-type"].startswith("text/plain")
+    assert TRACE not in plain.text
+
+
+async def test_serves_no_openmetrics_without_traces(boot: Boots) -> None:
+    headers = {"host": "localhost", "accept": "application/openmetrics-text;version=1.0.0"}
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.get("/metrics", headers=headers)
+
+    assert reply.headers["content-type"].startswith("text/plain")
+
+
+async def test_shows_what_the_configuration_is(boot: Boots) -> None:
+    config = "currency: EUR\n" + CONFIG.replace(
+        "bge: {upstream: embedder}", "bge: {upstream: embedder, price_per_million_tokens: 20}", 1
+    )
+    async with boot({"tei-0": FakeTei()}, config) as gateway:
+        families = await scrape(gateway)
+
+    assert 0.00002 == value(families, "gateway_token_price", model="bge", currency="EUR")
+    assert 0 < value(families, "gateway_config_digest") < 2**48
+    assert 1 == value(families, "gateway_replica_slowness_ratio", replica="http://tei-0")
+
+
 async def test_shows_the_age_of_the_oldest_queued_input(boot: Boots) -> None:
     gate = Gate()
     config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
@@ -198,8 +266,7 @@ async def test_shows_the_age_of_the_oldest_queued_input(boot: Boots) -> None:
 
 
 async def test_no_label_repeats_text_of_a_caller(boot: Boots) -> None:
-    servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
-    async with boot(servers) as gateway:
+    async with boot(fakes()) as gateway:
         for path in ["/madeup", "/v1/madeup", "/v1/models/madeup", "/models/madeup/embed"]:
             await gateway.client.get(path)
             await gateway.client.post(path, json={"inputs": "a"})

@@ -40,6 +40,7 @@ TEXTS = texts_of(SERVED)
 # Path of each POST → struct that it decodes. Paths below /models/{name} decode the same as at the root.
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
+    "/admin/keys/{key_id}/rotate": keys.RotateRequest,
     "/admin/usage/forget": EndUserName,
     "/admin/instances": CreateInstance,
     "/ui/sign-on": SignInCode,
@@ -95,6 +96,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
 }
 WITHOUT_BODY = [
     "/admin/reload",
+    "/admin/drain",
+    "/admin/undrain",
     "/admin/batches/{batch_id}/cancel",
     "/v1/batches/{batch_id}/cancel",
     *(f"/admin/instances/{{name}}/{action}" for action in ("start", "stop", "restart")),

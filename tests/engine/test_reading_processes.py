@@ -107,8 +107,7 @@ def test_large_pictures_leave_no_memory_behind(server: ForkServer, clip: Path) -
     assert status_mb(process.number, "VmRSS") - before < 9 * 4
 
 
-def test_all_reading_processes_end_with_their_server(clip: Path) -> None:
-    server = ForkServer()
+def test_all_reading_processes_end_with_their_server(server: ForkServer, clip: Path) -> None:
     processes = [ReadingProcess(server) for _ in range(2)]
     for process in processes:
         process.read(request_of(clip, encoded(noise(40, 30))))
@@ -119,7 +118,6 @@ def test_all_reading_processes_end_with_their_server(clip: Path) -> None:
         processes[0].read(request_of(clip, encoded(noise(40, 30))))
     # Both are started again.
     assert 17 == processes[0].read(request_of(clip, encoded(noise(40, 30)))).sequence.tokens
-    server.close()
 
 
 def test_one_piece_of_work_has_half_of_the_threads_and_others_take_turns() -> None:

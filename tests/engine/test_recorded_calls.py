@@ -4,14 +4,16 @@ TEI computes GELU by its approximation with tanh, whatever the checkpoint says. 
 checkpoint says: with the approximation its numbers are TEI's, without it they differ by a part in a thousand.
 """
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import load
-from tests.conftest import Boots
+from tests.conftest import Running, running_gateway
 from tests.engine.checkpoints import with_activation
 from tests.engine.engines import EngineInProcess
 from tests.recorded_tei import RECORDED, assert_answered, assert_equal, body_of, kept_status, name_of
@@ -27,24 +29,24 @@ TOLERANCES = {"gelu": 3e-3, "gelu_pytorch_tanh": 1e-5}
 ROUNDED = 1e-4
 
 
-@pytest.fixture(scope="module", params=list(TOLERANCES))
-def engine(
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=list(TOLERANCES))
+async def served(
     request: pytest.FixtureRequest, minilm: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[EngineInProcess, float]:
-    """Return an engine with the checkpoint's weights and an activation, and the tolerance of its numbers."""
+) -> AsyncIterator[tuple[Running, float]]:
+    """Return a gateway on the checkpoint's weights with an activation, and the tolerance of its numbers."""
     folder = with_activation(minilm, tmp_path_factory.mktemp(request.param) / "minilm", request.param)
-    return EngineInProcess(load(folder, "minilm", LoadOptions("float32", "cpu"))), TOLERANCES[request.param]
+    engine = EngineInProcess(load(folder, "minilm", LoadOptions("float32", "cpu")))
+    async with running_gateway({}, CONFIG, engines={"minilm": engine}) as gateway:
+        yield gateway, TOLERANCES[request.param]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("recorded", CALLS, ids=name_of)
-async def test_engine_answers_as_tei_does(
-    boot: Boots, engine: tuple[EngineInProcess, float], recorded: dict[str, Any]
-) -> None:
-    backend, tolerance = engine
-    async with boot({}, CONFIG, engines={"minilm": backend}) as gateway:
-        reply = await gateway.client.request(
-            recorded["method"], recorded["path"], content=body_of(recorded["request"])
-        )
+async def test_engine_answers_as_tei_does(served: tuple[Running, float], recorded: dict[str, Any]) -> None:
+    gateway, tolerance = served
+    reply = await gateway.client.request(
+        recorded["method"], recorded["path"], content=body_of(recorded["request"])
+    )
 
     assert_answered(recorded, reply, kept_status(recorded))
     if recorded["status"] == reply.status_code == 200 and reply.content:

@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
+import pytest_asyncio
 from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2
 
@@ -183,7 +184,7 @@ def engine(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineInPr
     return EngineInProcess(load(folder, "embedder", LoadOptions("float32", "cpu")))
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def channel(engine: EngineInProcess) -> AsyncIterator[grpc.aio.Channel]:
     """Return a connection to a gateway with the four recorded models."""
     fakes = {name: fake_of(name) for name in ("reranker", "classifier", "splade")}
@@ -203,6 +204,7 @@ def test_each_recorded_rpc_has_its_messages() -> None:
     assert KEPT.keys() < SENT.keys()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("recorded", RECORDED, ids=name_of)
 async def test_an_rpc_is_answered_as_tei_does(channel: grpc.aio.Channel, recorded: dict[str, Any]) -> None:
     path, sent = recorded["call"], SENT[name_of(recorded)]

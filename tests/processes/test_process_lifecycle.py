@@ -87,7 +87,7 @@ def test_a_lame_duck_is_not_ready_and_serves_new_calls(shared: Served, tmp_path:
 
 def test_killed_engine_delays_twenty_callers_without_an_error(shared: Served) -> None:
     engine = shared.child("backends.torch.serving.server")
-    texts = [[f"some words of a text {n} {i} " * 12 for i in range(16)] for n in range(20)]
+    texts = [[f"some words of a text {n} {i} " * 12 for i in range(8)] for n in range(20)]
     with ThreadPoolExecutor(20) as callers:
         waiting = [callers.submit(embed, shared.url, own) for own in texts]
         assert wait_until(lambda: any(future.done() for future in waiting))

@@ -591,8 +591,8 @@ def _health_of(rpc: Rpc) -> health_pb2.HealthCheckResponse.ServingStatus:
         rpc.parts.api.check_health(rpc.context.model)
     except GatewayError:
         return health_pb2.HealthCheckResponse.NOT_SERVING
-    leaving = rpc.parts.in_flight.leaving
-    return health_pb2.HealthCheckResponse.NOT_SERVING if leaving else health_pb2.HealthCheckResponse.SERVING
+    departs = bool(rpc.parts.in_flight.departure)
+    return health_pb2.HealthCheckResponse.NOT_SERVING if departs else health_pb2.HealthCheckResponse.SERVING
 
 
 async def answer_reflection(rpc: Rpc) -> None:

@@ -4,6 +4,7 @@ Requests from this machine need no key if the listener is on loopback and `admin
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import partial
@@ -172,7 +173,12 @@ class Admin:
             owner.require("admin:read")
 
     def actor(self, context: HttpContext) -> Actor:
-        """Return the operator of a request that was authorized."""
+        """Return the operator of a request that was authorized.
+
+        Where operators of this machine need no key, the one that they send names them all the same.
+        """
+        with suppress(GatewayError):
+            self._authenticator.authenticate(context)
         owner = context.tenant
         place = (context.address, context.request_id, self._name)
         if owner is None:
@@ -199,6 +205,11 @@ class Admin:
         """Return the tenants of the file, of the store, of its keys, and of the first key."""
         stored = await self._follower.store.names() if self._follower else set()
         return sorted({*self.file_tenants, *stored, FIRST_TENANT})
+
+    async def settle_records(self) -> None:
+        """Append the records that a killed process has left. Raises: StoreUnavailable."""
+        if self._follower is not None and isinstance(self._follower.store, FileTenantStore):
+            await self._follower.store.settle()
 
     async def refresh(self) -> None:
         """Let this gateway use the change that was just made in the store, before the operator's reply."""

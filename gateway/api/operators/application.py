@@ -30,6 +30,7 @@ from gateway.api.operators.docs_page import (
     ReferenceRenderPlugin,
     prepare_document,
 )
+from gateway.api.operators.fleet import FleetApi
 from gateway.api.operators.manager import HostApi
 from gateway.api.operators.probes import Readiness
 from gateway.api.operators.replicas import ReplicasApi
@@ -41,6 +42,7 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import options_of
 from gateway.api.server.request_context import SERVICES_KEY, context_of, context_of_request
 from gateway.audit.records import Actor
+from gateway.audit.trail import AuditTrail
 from gateway.telemetry.metrics import Metrics
 from gateway.tenants.sign_on.sign_in import SignIns
 
@@ -80,9 +82,11 @@ class Services(msgspec.Struct, frozen=True):
     admin: Admin
     adding: AdditionsApi
     replicas: ReplicasApi
+    fleet_api: FleetApi
     host: HostApi
     sign_ins: SignIns
     batches: BatchesApi
+    audit: AuditTrail
 
 
 def services_of(scope: Mapping[str, Any]) -> Services:

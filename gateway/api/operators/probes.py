@@ -17,6 +17,7 @@ from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import HttpContext
 from gateway.api.server.responses import EMPTY, NO_KEY, empty
 from gateway.errors import ModelLoading, QuotaUnavailable, ShuttingDown
+from gateway.serve import Gateway
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.upstream import Upstream
 
@@ -61,12 +62,23 @@ class ReadyReport(msgspec.Struct, omit_defaults=True):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """Readiness that depends on the store.
+    """Readiness of this gateway for callers.
 
     store_problem: returns why no caller of the store can be served, nothing if they can.
     """
 
+    gateway: Gateway
+    in_flight: InFlight
     store_problem: Callable[[], str]
+
+    def reasons(self) -> dict[str, str]:
+        """Return why this gateway is not ready, by check; nothing where it is."""
+        waiting = [name for name, upstream in self.gateway.upstreams.items() if not upstream.startup_done]
+        return {
+            "running": self.in_flight.departure,
+            "upstreams": f"waiting for: {', '.join(waiting)}" if waiting else "",
+            "store": self.store_problem(),
+        }
 
 
 @get(
@@ -78,21 +90,15 @@ class Readiness(msgspec.Struct, frozen=True):
 )
 async def readyz(
     api: NamedDependency[InferenceApi],
-    in_flight: NamedDependency[InFlight],
     readiness: NamedDependency[Readiness],
     verbose: FromQuery[str | None] = None,
 ) -> Response[bytes]:
-    """Answer 200 once this gateway can serve callers, until SIGTERM.
+    """Answer 200 once this gateway can serve callers, until SIGTERM or `/admin/drain`.
 
     All engines have loaded, all remote replicas were tried, and the keys and tenants of the store are known.
     `?verbose` lists these checks and the upstreams, with the reason of each that does not hold.
     """
-    waiting = [name for name, upstream in api.gateway.upstreams.items() if not upstream.startup_done]
-    reasons = {
-        "running": "this gateway is stopping" if in_flight.leaving else "",
-        "upstreams": f"waiting for: {', '.join(waiting)}" if waiting else "",
-        "store": readiness.store_problem(),
-    }
+    reasons = readiness.reasons()
     if verbose is not None:
         checks = [Check(name, not reason, reason) for name, reason in reasons.items()]
         upstreams = [_upstream_check(name, upstream) for name, upstream in api.gateway.upstreams.items()]
@@ -128,12 +134,17 @@ async def metrics(
 ) -> Response[bytes]:
     """Return the metrics in Prometheus' text format.
 
-    A key is needed beyond the loopback interface, and through a proxy.
+    A key is needed beyond the loopback interface, and through a proxy. With traces and one worker, a scraper
+    that accepts OpenMetrics gets that, with exemplars.
     """
     require_metrics(context, api, exporter)
-    body, content_type = await exporter.render()
-    # Litestar adds the charset of a text itself.
-    return Response(body, media_type=content_type.removesuffix("; charset=utf-8"))
+    accept = b",".join(value for name, value in context.headers if name == b"accept").decode("latin-1")
+    body, content_type = await exporter.render(accept)
+    # Litestar adds the charset of a plain text itself.
+    media_type = (
+        content_type.removesuffix("; charset=utf-8") if content_type.startswith("text/") else content_type
+    )
+    return Response(body, media_type=media_type)
 
 
 @get("/load", responses=document_errors(VLLM), tags=["vLLM"], opt=SCRAPED)

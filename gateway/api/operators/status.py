@@ -1,4 +1,4 @@
-"""GET /admin/status, /admin/traffic and /admin/calls, for `gateway status` and the console at /ui.
+"""GET /admin/status and /admin/traffic, for `gateway status` and the console at /ui.
 
 Counts and loads are sums over all workers. States and changes are those of the worker that replies.
 """
@@ -15,11 +15,12 @@ from litestar.params import FromQuery
 from gateway import __version__
 from gateway.api.operators.manager import HostApi
 from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.api.server.in_flight import InFlight
 from gateway.api.server.paths import route_options
 from gateway.config.schema import Config, LimitAmount
 from gateway.declared.host import InstanceTable, ModelInfo
 from gateway.serve import Gateway
-from gateway.telemetry.history import CALLS_MAX, INTERVAL_S, History, RecentCall, TrafficPoint
+from gateway.telemetry.history import INTERVAL_S, History, TrafficPoint
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.snapshot import (
     CheckpointStatus,
@@ -51,6 +52,7 @@ class StatusSource(msgspec.Struct, frozen=True):
     """
 
     gateway: Gateway
+    in_flight: InFlight
     exporter: Metrics
     history: History
     config: Config
@@ -86,6 +88,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             ),
             registry=tuple(map(_checkpoint, registry)),
             currency=self.gateway.serving.config.currency,
+            drained_since_s=self.in_flight.drained_since_s,
         )
 
     def _store(self, totals: Totals) -> StoreStatus:
@@ -231,13 +234,6 @@ class Traffic(msgspec.Struct, frozen=True):
     points: list[TrafficPoint]
 
 
-class Calls(msgspec.Struct, frozen=True):
-    """The last calls, the newest first. kept: most calls that are kept."""
-
-    kept: int
-    calls: list[RecentCall]
-
-
 @get("/admin/traffic", responses=FAILURES, tags=["Operators"], opt=STATUS)
 async def traffic(watched: NamedDependency[StatusSource], after: FromQuery[float] = 0.0) -> Traffic:
     """Return the traffic of the last hour in intervals of ten seconds, over all workers.
@@ -247,28 +243,4 @@ async def traffic(watched: NamedDependency[StatusSource], after: FromQuery[float
     return Traffic(INTERVAL_S, watched.history.traffic.points(after))
 
 
-@get("/admin/calls", responses=FAILURES, tags=["Operators"], opt=STATUS)
-async def calls(
-    watched: NamedDependency[StatusSource],
-    tenant: FromQuery[str | None] = None,
-    key: FromQuery[str | None] = None,
-    model: FromQuery[str | None] = None,
-    *,
-    failed: FromQuery[bool] = False,
-) -> Calls:
-    """Return the last calls of all workers, without any content.
-
-    `tenant`, `key` (an id) and `model` select those of one; `failed` those that ended with an error.
-    """
-    chosen = [
-        call
-        for call in watched.history.calls.calls()
-        if tenant in {None, call.tenant}
-        and key in {None, call.key_id}
-        and model in {None, call.model}
-        and not (failed and call.outcome == "ok")
-    ]
-    return Calls(CALLS_MAX, chosen)
-
-
-HANDLERS = [status, traffic, calls]
+HANDLERS = [status, traffic]

@@ -18,6 +18,7 @@ from operator import itemgetter
 from typing import Protocol
 
 from gateway.errors import GatewayFull, ShuttingDown
+from gateway.events import GatewayDrained
 
 logger = logging.getLogger("gateway")
 
@@ -103,6 +104,8 @@ class InFlight:
         self._idle.set()
         self.draining = False
         self._is_lame_duck = False
+        # When an operator drained this gateway, in seconds since 1970.
+        self.drained_since_s: float | None = None
         # A reply is the last one of its connection: the next request would be refused.
         self.closes_connections = False
         self.abandoned = False
@@ -124,6 +127,19 @@ class InFlight:
     def leaving(self) -> bool:
         """True from the signal to stop on: new work belongs elsewhere, although it may still be accepted."""
         return self._is_lame_duck or self.draining
+
+    @property
+    def departure(self) -> str:
+        """Why load balancers should send nothing here, nothing if they should."""
+        if self.leaving:
+            return "this gateway is stopping"
+        if self.drained_since_s is not None:
+            return "this gateway is drained; `gateway drain --undo` puts it back"
+        return ""
+
+    def follow_drain(self, event: GatewayDrained) -> None:
+        """Take an operator's drain of this gateway, or its end; calls are accepted as before."""
+        self.drained_since_s = event.since_s
 
     async def serve_on(self, seconds: float) -> None:
         """Report that this process is leaving, and accept calls for a time until balancers have noticed."""

@@ -14,7 +14,7 @@ from gateway.api.server.body_bounds import too_many_inputs
 from gateway.api.server.error_bodies import as_gateway_error
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.calls import Call
-from gateway.config.schema import Config, EndUsersSettings
+from gateway.config.schema import Config, EndUsersSettings, Limits
 from gateway.declared.host import InstanceTable
 from gateway.errors import (
     DeadlineExceeded,
@@ -42,9 +42,10 @@ UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
 class InferenceApi:
     """Collaborators of inference handlers.
 
-    batches: files and jobs. inputs_max: most inputs in one request. fetcher: of pictures and recordings; None
-    fetches none. interactive_calls: number of calls so far that are not of class bulk. arrow_threads: read
-    Arrow streams. end_users: reads for whom a request is sent; None if that is not asked for.
+    batches: files and jobs. inputs_max: most inputs in one request. refuses_unknown_fields: of bodies.
+    fetcher: of pictures and recordings; None fetches none. interactive_calls: number of calls so far that are
+    not of class bulk. arrow_threads: read Arrow streams. end_users: reads for whom a request is sent; None if
+    that is not asked for.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class InferenceApi:
         authenticator: Authenticator,
         batches: BatchesApi,
         instances: InstanceTable,
-        inputs_max: int,
+        limits: Limits,
         fetcher: Fetcher | None = None,
         end_users: EndUsersSettings | None = None,
     ) -> None:
@@ -61,7 +62,8 @@ class InferenceApi:
         self.authenticator = authenticator
         self.batches = batches
         self.instances = instances
-        self.inputs_max = inputs_max
+        self.inputs_max = limits.inputs
+        self.refuses_unknown_fields = limits.unknown_fields == "refuse"
         self.end_users = None if end_users is None else EndUserReader(end_users)
         self._fetcher = fetcher
         self.interactive_calls = 0
@@ -70,6 +72,7 @@ class InferenceApi:
     def follow(self, config: Config) -> None:
         """Take the limits of a new configuration, and the names of end users."""
         self.inputs_max = config.limits.inputs
+        self.refuses_unknown_fields = config.limits.unknown_fields == "refuse"
         users = config.end_users
         self.end_users = None if users is None else EndUserReader(users)
 

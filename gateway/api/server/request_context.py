@@ -54,11 +54,13 @@ class RequestContext:
     dialects share, the body decides it. model: named outside the body, in the path or the metadata. rows: of
     the texts of an Arrow stream (`api/wire/arrow.py`), None for any other body. tenant: of its key, once that
     is known. tenant_name, key_id: of the event, for a line even if its key is gone. reason: class of the
-    cause of a refusal, for the log line. reservation: of quota, the id of a line of a job.
-    end_user: for whom it is sent; None if none is stated, or none is read.
+    cause of a refusal, for the log line. ignored_fields: unknown names in its body, as a header has them.
+    reservation: of quota, the id of a line of a job. end_user: for whom it is sent; None if none is stated,
+    or none is read.
     """
 
     rows: Any = None
+    ignored_fields = ""
     reservation: str | None = None
     end_user: EndUser | None = None
     # As sent, cut and escaped, only if no handler serves it.
@@ -167,6 +169,10 @@ class RequestContext:
         """Report errors in the dialect that the body belongs to."""
         self.dialect = dialect
 
+    def ignore_fields(self, names: str) -> None:
+        """Record the names of fields of the body that the gateway ignores."""
+        self.ignored_fields = names
+
     def begin_call(self, call: Call, tenant: Tenant) -> bool:
         """Record the decoded call, and return whether its header asks that it yield to interactive calls.
 
@@ -237,6 +243,7 @@ class RequestContext:
             path=self.path,
             reason=self.reason,
             is_bulk=self.yields,
+            is_recorded=trace is not None and trace.recorded,
             replicas=attempts.replicas,
             attempts=attempts.attempts,
             upstream_status=attempts.upstream_status,

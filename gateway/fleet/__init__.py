@@ -1,0 +1,1 @@
+"""The gateways that share a Redis: their records, and questions to all of them."""
