@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
-from gateway.cli.operator_options import add_key_options, caller_url, operator_key
+from gateway.cli.operator_options import add_key_options, find_gateway
 from gateway.cli.output import NONE, show_line, show_problems, show_table, span
 from gateway.cli.printable import printable
 from gateway.config.problems import ConfigError
@@ -154,9 +154,8 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
 def batch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run an action; return 1 if the gateway refuses it or the batch fails, and 130 after Ctrl-C."""
     try:
-        key = operator_key(options.key_file, environment)
-        url = caller_url(options.url, options.config, environment)
-        with closing(GatewayClient(url, key, options.ca, TIMEOUT_S)) as client:
+        found = find_gateway(options, environment, for_operators=False)
+        with closing(found.client(options.ca, TIMEOUT_S)) as client:
             return _run(options, client)
     except ConfigError as error:
         show_problems(options.config, error)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gateway.cli.context import MEMORY, TIMEOUT_S, add_store_options, show_config_problems, store_config
 from gateway.cli.gateway_client import GatewayClient
-from gateway.cli.operator_options import add_address_options, ask_gateway
+from gateway.cli.operator_options import add_address_options, ask_gateway, named_url
 from gateway.cli.output import count_of, show_line, show_table, write_document
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
@@ -113,7 +113,7 @@ def _run(options: argparse.Namespace, environment: Mapping[str, str], ask: Remot
     try:
         first = None if options.month is None else first_of_month(options.month)
         days_between(options.since, options.until)
-        if options.store is None and (options.url or environment.get("GATEWAY_URL")):
+        if options.store is None and named_url(options, environment):
             return ask(options, environment)
         config = store_config(options, environment)
         if config.quotas.store == MEMORY:

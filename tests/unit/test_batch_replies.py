@@ -204,5 +204,5 @@ def test_names_the_missing_file(server: Server, capsys: pytest.CaptureFixture[st
 
 def test_without_an_address_says_how_to_name_one(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.url = ""
-    assert run(server, "status", BATCH) == 1
-    assert "there is no router.yaml: pass the URL of the gateway with --url" in capsys.readouterr().err
+    assert run(server, "status", BATCH, "-c", "none.yaml") == 1
+    assert "there is no none.yaml: pass the URL of the gateway with --url" in capsys.readouterr().err
