@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import httpx
-import msgspec
 from rich.markup import escape
 from rich.table import Table
 
@@ -31,7 +30,7 @@ from gateway.cli.bench_load import (
 from gateway.cli.bench_picture import draw
 from gateway.cli.gateway_client import RequestRefused
 from gateway.cli.operator_options import add_key_options, find_gateway, operator_key
-from gateway.cli.output import show_line, show_problems, show_table
+from gateway.cli.output import print_json, show_line, show_problems, show_table
 from gateway.cli.printable import printable
 from gateway.config.problems import ConfigError
 
@@ -86,7 +85,7 @@ def bench(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         return 1
     summary = summary_of(plan, model, measured)
     if options.json:
-        print(msgspec.json.encode(summary).decode())
+        print_json(summary)
     else:
         show_summary(summary)
     if options.picture is not None:

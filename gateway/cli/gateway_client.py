@@ -118,6 +118,18 @@ class GatewayClient:
                 file.write(block)
                 on_progress(done, size)
 
+    def start_of(self, path: str, bytes_max: int) -> bytes:
+        """Return the first bytes of a file. Raises: GatewayUnavailable, RequestRefused."""
+        start = bytearray()
+        with self._reply("GET", path) as reply:
+            if reply.status_code != 200:
+                self._checked(reply)
+            for block in reply.iter_raw():
+                start += block
+                if len(start) >= bytes_max:
+                    break
+        return bytes(start[:bytes_max])
+
     def send(self, method: str, path: str, content: object = None) -> bytes:
         """Return the body of a reply that reports success. Raises: GatewayUnavailable, RequestRefused."""
         body = None if content is None else msgspec.json.encode(content)

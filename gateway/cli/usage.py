@@ -16,7 +16,7 @@ from rich.table import Table
 from gateway.cli.context import MEMORY, TIMEOUT_S, add_store_options, show_config_problems, store_config
 from gateway.cli.gateway_client import GatewayClient
 from gateway.cli.operator_options import add_address_options, ask_gateway, named_url
-from gateway.cli.output import count_of, show_line, show_table, write_document
+from gateway.cli.output import count_of, print_result, show_line, show_table, write_document
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
@@ -140,7 +140,7 @@ async def _forget(config: Config, options: argparse.Namespace, _: date | None) -
     ledger = _ledger(RedisClient(config.quotas.store, TIMEOUT_S))
     try:
         names = names_of(options.owner, options.end_user)
-        _show_forgotten(await ledger.forget_end_user(options.owner, names))
+        _show_forgotten(await ledger.forget_end_user(options.owner, names), options.form)
     finally:
         await ledger.aclose()
 
@@ -150,13 +150,14 @@ def _forget_there(options: argparse.Namespace, environment: Mapping[str, str]) -
     content = {"tenant": options.owner, "end_user": options.end_user}
 
     def forget(client: GatewayClient, _: str) -> None:
-        _show_forgotten(client.post("/admin/usage/forget", content, Forgotten).days)
+        _show_forgotten(client.post("/admin/usage/forget", content, Forgotten).days, options.form)
 
     return ask_gateway(options, environment, forget, ASKED_S)
 
 
-def _show_forgotten(days: int) -> None:
-    print(f"deleted the usage of {count_of(range(days), 'day')}; the totals of the tenant stay")
+def _show_forgotten(days: int, form: str) -> None:
+    text = f"deleted the usage of {count_of(range(days), 'day')}; the totals of the tenant stay"
+    print_result(Forgotten(days), text, as_json=form == "json")
 
 
 def _ledger(redis: RedisClient) -> RedisLedger:
