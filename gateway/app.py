@@ -322,7 +322,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     )
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
-    admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
+    admin = Admin(config, stores.ledger, follower, authenticator, outside.reload, _name_of(boot))
     sources = partial(sources_of, gateway, in_flight, stores, admin.stored_state, Certificates())
     metrics.watch(sources())
     watched = StatusSource(
@@ -415,6 +415,11 @@ def _join_fleet(
     observe.add(readiness.in_flight.follow_drain, GatewayDrained)
     observe.add(lambda _: members.renew(), GatewayDrained)
     return FleetApi(description, members, outside.drain)
+
+
+def _name_of(boot: AppBoot) -> str:
+    """Return the name of this gateway in the records of changes."""
+    return (boot.identity or new_identity(boot.config.listen)).name
 
 
 def _create_upstreams(

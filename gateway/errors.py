@@ -77,6 +77,7 @@ FACTS: dict[str, Facts] = {
     "not_found": _caller(404, "not_found", "NotFound"),
     "method_not_allowed": _caller(405, "method_not_allowed", "NotFound"),
     "already_exists": _caller(409, "already_exists"),
+    "precondition_failed": _caller(412, "precondition_failed"),
     "instance_not_found": _caller(404, "instance_not_found", "NotFound"),
     "instance_invalid": _caller(400, "instance_invalid"),
     "instance_running": _caller(409, "instance_running"),
@@ -245,6 +246,12 @@ class AlreadyExists(GatewayError):
     """There is something of that name, which the request may not replace."""
 
     kind = "already_exists"
+
+
+class PreconditionFailed(GatewayError):
+    """A condition of the request, `if-match` or `if-none-match`, is not true."""
+
+    kind = "precondition_failed"
 
 
 class InstanceNotFound(GatewayError):
