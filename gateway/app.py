@@ -322,7 +322,15 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     )
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
-    admin = Admin(config, stores.ledger, follower, authenticator, outside.reload, _name_of(boot))
+    admin = Admin(
+        config,
+        stores.ledger,
+        follower,
+        authenticator,
+        outside.reload,
+        _name_of(boot),
+        is_shared_host=boot.is_shared_host,
+    )
     sources = partial(sources_of, gateway, in_flight, stores, admin.stored_state, Certificates())
     metrics.watch(sources())
     watched = StatusSource(

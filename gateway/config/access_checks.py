@@ -127,7 +127,11 @@ def _key_problems(keys: Iterable[str | Key], path: str, first_use: dict[str, str
         digest, key_path = digest_of(key), f"{path}.keys[{index}]"
         if not KEY_DIGEST.fullmatch(digest):
             # The message leaves the value out: it may be a key in the clear.
-            yield Problem(key_path, 'expected "sha256:" and 64 hex digits')
+            yield Problem(
+                key_path,
+                'expected "sha256:" and 64 hex digits, the digest of a key: printf %s "$KEY" | sha256sum; '
+                "`gateway keys create TENANT --yaml` makes a key and its line",
+            )
         elif digest in GUESSABLE_DIGESTS:
             yield Problem(
                 key_path,

@@ -19,6 +19,7 @@ from backends.openai.kind import API_ADDRESSES, ApiSettings
 from backends.recipe.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
 from backends.torch.kind import ENGINE
 from gateway.config.money import PRICE_MAX, budget_of, is_budget
+from gateway.config.problems import similar_name
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
@@ -32,13 +33,13 @@ LimitAmount = (
     Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)] | Annotated[float, msgspec.Meta(gt=0, le=LIMIT_MAX)]
 )
 
+COUNTED = ("requests", "tokens", "inputs", "images", "batch_tokens")
+PERIODS = ("second", "minute", "hour", "day", "month")
 LIMIT_NAME = re.compile(
-    r"(requests|tokens|inputs|images|batch_tokens)_per_(second|minute|hour|day|month)|requests_in_flight|"
-    r"budget_per_(day|month)"
+    rf"({'|'.join(COUNTED)})_per_({'|'.join(PERIODS)})|requests_in_flight|budget_per_(day|month)"
 )
 LIMITS_ALLOWED = (
-    "<requests|tokens|inputs|images|batch_tokens>_per_<second|minute|hour|day|month>, requests_in_flight, or "
-    "budget_per_<day|month>"
+    f"<{'|'.join(COUNTED)}>_per_<{'|'.join(PERIODS)}>, requests_in_flight, or budget_per_<day|month>"
 )
 COMMIT = re.compile(r"[0-9a-f]{40}")
 KEY_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -677,7 +678,7 @@ def shared_limit_problems(limits: Iterable[str], owner: str) -> dict[str, str]:
 
 def _limit_problem(name: str, amount: LimitAmount) -> str | None:
     if not LIMIT_NAME.fullmatch(name):
-        return f"unknown limit; allowed: {LIMITS_ALLOWED}"
+        return f"unknown limit; {_limit_meant(name)}allowed: {LIMITS_ALLOWED}"
     if not is_budget(name):
         return None if float(amount).is_integer() else "expected a whole number"
     try:
@@ -685,6 +686,20 @@ def _limit_problem(name: str, amount: LimitAmount) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def _limit_meant(name: str) -> str:
+    """Return a question about the limit that was most likely meant, or nothing."""
+    known = [f"{counted}_per_{period}" for counted in COUNTED for period in PERIODS]
+    similar = similar_name(name, [*known, "requests_in_flight", "budget_per_day", "budget_per_month"])
+    if similar is None:
+        return ""
+    counted, _, period = similar.partition("_per_")
+    # The periods next to one that does not exist, rather than one of similar letters.
+    wanted = name.rpartition("_per_")[2]
+    if period and similar_name(wanted, PERIODS) is None:
+        return f"there is none per {wanted!r}: did you mean '{counted}_per_day' or '{counted}_per_month'? "
+    return f"did you mean {similar!r}? "
 
 
 def digest_of(key: str | Key) -> str:
