@@ -324,9 +324,12 @@ class QuotaExceeded(GatewayError):
         calendar: bool,
         retry_after_s: int,
         headers: Mapping[str, str],
+        wait_us: int | None = None,
     ) -> None:
         super().__init__(message, retry_after_s=retry_after_s, headers=headers)
         self.unit = unit
+        # Exact, where it is known.
+        self.wait_us = retry_after_s * 1_000_000 if wait_us is None else wait_us
         # Day and month limits do not refill soon: clients must not retry.
         self.calendar = calendar
 

@@ -322,7 +322,7 @@ def test_dashboards_and_alerts_use_documented_metrics() -> None:
     queries += [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
     metrics = {name for query in queries for name in re.findall(r"\b(?:gateway|te)_\w+", query)}
 
-    assert 4 == len(boards)
+    assert 11 == len(boards)
     assert metrics
     assert set() == {
         name for name in metrics if not {name, re.sub(r"_(bucket|sum|count)$", "", name)} & documented

@@ -328,7 +328,7 @@ class Keyring:
             return _owner(settings, key)
         if key.tenant == OPERATORS:
             # They need no tenant, and without one there are no limits: they call no models.
-            scopes = tuple(scope for scope in key.scopes or () if scope in OPERATOR_SCOPES)
+            scopes = tuple(scope for scope in key.scopes or () if scope not in OPERATIONS)
             return _owner(config.TenantConfig(), msgspec.structs.replace(key, scopes=scopes))
         if self._store_unread or self._store_is_away:
             raise QuotaUnavailable("the store of tenants is unavailable, and this one is not known")
