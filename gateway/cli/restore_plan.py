@@ -159,7 +159,8 @@ class Plan:
         # With what may not be shown: a digest, and the rest of the record.
         was = None if known is None else {**key_fields(known), "the key itself": known.digest == key.digest}
         now = {**key_fields(key), "the key itself": True}
-        if f"tenant/{key.tenant}" in self._current.removed and key.tenant not in self._current.tenants:
+        if f"tenant/{key.tenant}" in self._current.removed:
+            # Its keys were removed with it, even if there is a new one of that name.
             return self._restores(name, f"tenant/{key.tenant}", was, now)
         return self._restores(name, f"key/{key.id}", was, now)
 

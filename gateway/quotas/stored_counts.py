@@ -228,11 +228,8 @@ class CountsInFiles:
 
     def acquire(self) -> None:
         """Take the lock of the folder. Raises: StoreUnavailable if a gateway has it."""
-        if not self._folder.is_held and not self._folder.acquire():
-            raise StoreUnavailable(
-                f"a gateway keeps its counts in {self._folder.path}, and reads them only when it starts: "
-                "stop it first"
-            )
+        if not self._folder.is_held and (problem := self._folder.take_lock()):
+            raise StoreUnavailable(f"{problem}, and reads them only when it starts: stop it first")
 
     async def raise_to(self, counters: Sequence[Counter], rows: Sequence[DayUsageRow]) -> None:
         """Raise counters and usage to these."""

@@ -173,9 +173,13 @@ async def test_what_is_newer_stays_unless_it_is_to_be_replaced(boot: Boots, plac
     await place.done("tenants", "set", "gone")
     await place.done("keys", "create", "gone", "--id", "gone-1")
     await place.done("keys", "create", "acme", "--id", "revoked")
+    await place.done("tenants", "set", "again")
+    await place.done("keys", "create", "again", "--id", "again-1")
     before = await place.export()
     await place.done("tenants", "set", "acme", "--weight", "9")
     await place.done("tenants", "remove", "gone")
+    await place.done("tenants", "remove", "again")
+    await place.done("tenants", "set", "again")
     await place.done("keys", "revoke", "revoked")
     after = await place.export("after.jsonl")
 
@@ -185,9 +189,10 @@ async def test_what_is_newer_stays_unless_it_is_to_be_replaced(boot: Boots, plac
         "    weight: 9 -> 3",
         "! tenant gone: removed since the file was written; --replace restores it",
         "! key gone-1 of gone: removed since the file was written; --replace restores it",
+        "! key again-1 of again: removed since the file was written; --replace restores it",
         "! key revoked of acme: removed since the file was written; --replace restores it",
     } <= set(kept)
-    assert "kept although they differ: 4" in kept[-1]
+    assert "kept although they differ: 5" in kept[-1]
     assert after == await place.export("kept.jsonl")
     replaced = await place.restore("--replace")
     assert {"~ tenant acme", "+ tenant gone", "+ key revoked of acme"} <= set(replaced)
@@ -244,7 +249,8 @@ async def test_counts_of_a_running_gateway_without_redis_are_not_touched(
         refused = await place.run("restore", str(tmp_path / "backup.jsonl"))
         assert ["end"] == [line["record"] for line in await place.export("nothing.jsonl")]
     assert 1 == refused.status
-    assert "stop it first" in refused.err
+    assert refused.err.endswith("stop it first\n")
+    assert 1 == refused.err.count("\n")
     await place.restore()
     assert "+ tenant acme" not in await place.restore()
 
