@@ -32,7 +32,7 @@ from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script
 
-RAISE = load_script("raise_counts")
+PRESENT, RAISE = load_script("present"), load_script("raise_counts")
 # Fields that one step of a scan, or one call of the script, looks at.
 FIELDS_TOGETHER = 500
 LIMIT_NAME = re.compile(
@@ -135,7 +135,7 @@ class CountsInRedis:
         """Return the usage of these days, in order."""
         rows = []
         for tenant in sorted(tenants):
-            for day in sorted(days):
+            for day in await self._days_of(tenant, sorted(days)):
                 counts: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
                 for field, amount in (await self._fields(usage_key(tenant, day))).items():
                     model, key, unit = usage_field_parts(field)
@@ -160,6 +160,15 @@ class CountsInRedis:
             for part in _parts(fields, 4):
                 await self._raise(*place, part, ())
         await self._raise_usage(rows)
+
+    async def _days_of(self, tenant: str, days: Sequence[str]) -> list[str]:
+        """Return those of the days that have usage: of most there is none."""
+        keys = [usage_key(tenant, day) for day in days]
+        if not keys:
+            return []
+        numbers = msgspec.msgpack.decode(await self._client.run_script(PRESENT, keys, b""))
+        # An empty list of Lua is an empty map.
+        return [days[number - 1] for number in numbers]
 
     async def _raise_usage(self, rows: Sequence[DayUsageRow]) -> None:
         used: dict[tuple[str, str], list[object]] = defaultdict(list)
