@@ -272,10 +272,12 @@ def _log_ignored(sources: KeySources, reason: str) -> None:
 
 
 def needs_operator_key(config: Config) -> bool:
-    """Return True if /admin needs a key, and the file has no key and no users of an issuer for it."""
+    """Return True if /admin needs a key, and the file has none, no certificate and no users of an issuer."""
     addresses = [config.admin.listen or config.listen]
     if config.manager is not None:
         addresses.append(config.manager.listen)
+    if config.admin.certificates:
+        return False
     if not config.admin.keys and all(is_loopback(host_and_port(address)[0]) for address in addresses):
         return False
     has_own = any(isinstance(key, str) or "admin" in (key.scopes or ("admin",)) for key in config.admin.keys)

@@ -22,6 +22,7 @@ LIVE = (
     "sign_on",
     "currency",
     "admin.keys",
+    "admin.certificates",
     "admin.files",
     "limits.inputs",
 )

@@ -102,11 +102,12 @@ class Key(Section, frozen=True):
 
 
 class ListenerTls(Section, frozen=True):
-    """HTTPS for callers, in PEM files."""
+    """HTTPS for callers, in PEM files. client_certificates: of callers, by the authority `client_ca`."""
 
     certificate: str
     private_key: str
     client_ca: str | None = None
+    client_certificates: Literal["required", "optional"] = "required"
 
 
 class UpstreamTls(Section, frozen=True):
@@ -137,11 +138,12 @@ class RegistrySettings(Section, frozen=True):
 
 
 class AdminSettings(Section, frozen=True):
-    """The operators' listener and their keys, which belong to no tenant."""
+    """The operators' listener, and their keys and client certificates, which belong to no tenant."""
 
     listen: str | None = None
     files: str | None = None
     keys: tuple[str | Key, ...] = ()
+    certificates: tuple[str, ...] = ()
 
 
 class CommandTemplate(Section, frozen=True):
@@ -376,9 +378,10 @@ class Defaults(Section, frozen=True):
 
 
 class TenantConfig(Section, frozen=True):
-    """An account that is billed and limited."""
+    """An account that is billed and limited. certificates: names or fingerprints of client certificates."""
 
     keys: tuple[str | Key, ...] = ()
+    certificates: tuple[str, ...] = ()
     models: tuple[str, ...] | None = None
     limits: dict[str, LimitAmount] = {}
     model_limits: dict[str, dict[str, LimitAmount]] = {}

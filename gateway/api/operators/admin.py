@@ -154,7 +154,7 @@ class Admin:
         self.models: Collection[str] = served.models.keys()
         self.currency = served.currency
         self._has_prices = any(model.price_per_million_tokens for model in served.models.values())
-        self._is_open = self._is_loopback and not served.admin.keys
+        self._is_open = self._is_loopback and not (served.admin.keys or served.admin.certificates)
 
     def authorize(self, context: HttpContext) -> None:
         """Check that the caller is an operator, before Litestar reads the body.
