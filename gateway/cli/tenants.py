@@ -24,11 +24,13 @@ from gateway.cli.context import (
     warn_of_unknown_models,
 )
 from gateway.cli.output import show_line, show_table
+from gateway.config.certificate_entries import entries_problem
 from gateway.config.schema import LimitAmount, TenantConfig, limit_problems
+from gateway.tenants.client_certificate import UNVERIFIED_NOTE, sharing_problem
 from gateway.tenants.create_key import name_problem
 from gateway.tenants.store import SettingsChange, merged
 
-SETTINGS = ("models", "limits", "model_limits", "weight", "priority", "queue_tokens", "join")
+SETTINGS = ("models", "limits", "model_limits", "weight", "priority", "queue_tokens", "join", "certificates")
 
 
 def add_tenants_options(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +59,18 @@ def add_tenants_options(parser: argparse.ArgumentParser) -> None:
         help="its texts may share an upstream request with others' (default), or never do",
     )
     setting.add_argument(
+        "--certificate",
+        action="append",
+        metavar="ENTRY",
+        help="the only client certificate that stands for a key: dns:NAME, uri:URI or sha256:FINGERPRINT; "
+        "may be repeated",
+    )
+    setting.add_argument(
         "--unset",
         action="append",
         metavar="FIELD",
-        help="remove a setting: models, weight, priority, queue_tokens, join, limits, the name of a limit, "
-        "model_limits, or MODEL:NAME; may be repeated",
+        help="remove a setting: models, weight, priority, queue_tokens, join, certificates, limits, the name "
+        "of a limit, model_limits, or MODEL:NAME; may be repeated",
     )
     setting.add_argument("--replace", action="store_true", help="remove all settings that are not named")
     listing = add_store_options(actions.add_parser("list", help="all tenants that are not in router.yaml"))
@@ -83,6 +92,7 @@ async def _set(context: Context) -> int:
     tenant = context.options.tenant
     lost = await find_lost_tenants(context)
     try:
+        await _check_certificates(context)
         changed = await context.store.change_tenant(tenant, _change(context.options), by=context.by)
     except ValueError as error:
         show_line(str(error))
@@ -90,6 +100,7 @@ async def _set(context: Context) -> int:
     settings = changed.after
     await warn_of_unknown_models(context, [*(settings.models or ()), *settings.model_limits])
     warn_of_idle_budgets(context, settings.limits, *settings.model_limits.values())
+    _warn_of_unverified_clients(context, settings)
     if tenant in context.config.tenants:
         show_line(f"{tenant} is set, but router.yaml also defines it and takes precedence")
     else:
@@ -104,6 +115,22 @@ async def _set(context: Context) -> int:
     show_replaced(tenant, lost, changed)
     warn_of_first_key_end(context, is_first=changed.is_first and not lost.has_ended_first_key)
     return 0
+
+
+async def _check_certificates(context: Context) -> None:
+    """Check that the client certificates in the options can identify the tenant. Raises: ValueError."""
+    options, entries = context.options, context.options.certificate or ()
+    problem = entries_problem(entries)
+    if entries and not problem and context.store is not None:
+        problem = sharing_problem(options.tenant, entries, await context.store.tenants(), context.config)
+    if problem:
+        raise ValueError(f"--certificate {problem}")
+
+
+def _warn_of_unverified_clients(context: Context, settings: TenantConfig) -> None:
+    """Warn if the tenant has client certificates, and the gateway of the file verifies none."""
+    if settings.certificates and context.options.store is None and not context.config.verifies_clients:
+        show_line(UNVERIFIED_NOTE)
 
 
 def _show_only_in_file(context: Context) -> None:
@@ -172,6 +199,7 @@ def _patch(options: argparse.Namespace) -> dict[str, Any]:
         "priority": options.priority,
         "queue_tokens": options.queue_tokens,
         "join": options.join,
+        "certificates": options.certificate,
     }
     named = {name: value for name, value in plain.items() if value is not None}
     return named | {"limits": parse_limits(options.limit or ()), "model_limits": model_limits}

@@ -132,7 +132,7 @@ def _certificate_problems(config: Config) -> Iterator[Problem]:
     lists |= {f"tenants.{name}": tenant.certificates for name, tenant in config.tenants.items()}
     first_use: dict[str, str] = {}
     for owner, entries in lists.items():
-        if entries and (config.tls is None or config.tls.client_ca is None):
+        if entries and not config.verifies_clients:
             yield Problem(f"{owner}.certificates", NO_CLIENT_CA)
         for index, entry in enumerate(entries):
             path, canonical = f"{owner}.certificates[{index}]", canonical_entry(entry)

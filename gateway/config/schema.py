@@ -599,6 +599,11 @@ class Config(Section, frozen=True, kw_only=True):
     tenants: dict[str, TenantConfig] = {}
     sign_on: dict[str, IssuerSettings] = {}
 
+    @property
+    def verifies_clients(self) -> bool:
+        """True if certificates of clients are verified."""
+        return self.tls is not None and self.tls.client_ca is not None
+
 
 def host_and_port(listen: str) -> tuple[str, int]:
     """Split "host:port", "[v6]:port" or ":port".

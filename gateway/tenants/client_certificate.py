@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway.config.certificate_entries import DNS, FINGERPRINT, URI, canonical_entry
-from gateway.config.schema import TenantConfig
+from gateway.config.schema import Config, TenantConfig
 
 # Begins the id under which an entry appears in logs, usage and batches.
 ID_PREFIX = "certificate:"
@@ -16,6 +16,8 @@ ID_PREFIX = "certificate:"
 SHORT_NAME = re.compile(r"(?!sha256-)[!-~]{1,64}")
 FINGERPRINT_DIGITS = 16
 HASH_DIGITS = 32
+# For an operator who lists certificates where none is verified.
+UNVERIFIED_NOTE = "this gateway verifies no client certificates: set `tls.client_ca` in router.yaml"
 # Kinds of a subject alternative name, as the ssl module names them.
 KINDS: Mapping[str, str] = {"DNS": DNS, "URI": URI}
 
@@ -58,13 +60,18 @@ def digest_of_entry(entry: str) -> str:
     return hashlib.sha256(entry.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def shared_entry(
-    name: str, entries: Sequence[str], tenants: Mapping[str, TenantConfig]
-) -> tuple[str, str] | None:
-    """Return the first entry of a tenant that another one lists too, and the name of that one."""
-    wanted = {canonical_entry(entry): entry for entry in entries}
-    for other, settings in tenants.items():
-        for listed in settings.certificates if other != name else ():
-            if canonical_entry(listed) in wanted:
-                return wanted[canonical_entry(listed)], other
+def sharing_problem(
+    name: str, entries: Sequence[str], stored: Mapping[str, TenantConfig], file: Config
+) -> str | None:
+    """Return which entry of a stored tenant is listed elsewhere, where it would identify nobody or another.
+
+    stored: all tenants of the store. file: router.yaml. None if no entry is.
+    """
+    wanted = set(map(canonical_entry, entries))
+    lists = {other: settings.certificates for other, settings in {**stored, **file.tenants}.items()}
+    lists.pop(name, None)
+    for owner, listed in (*lists.items(), ("`admin.certificates`", file.admin.certificates)):
+        for entry in listed:
+            if canonical_entry(entry) in wanted:
+                return f"{entry} is listed by {owner} too: a certificate identifies one tenant"
     return None

@@ -8,7 +8,7 @@ import pytest
 from gateway.config.certificate_entries import canonical_entry, entry_problem
 from gateway.config.schema import TenantConfig
 from gateway.errors import QuotaUnavailable, Unauthenticated
-from gateway.tenants.client_certificate import ClientCertificate, client_certificate, id_of, shared_entry
+from gateway.tenants.client_certificate import ClientCertificate, client_certificate, id_of
 from gateway.tenants.keyring import Keyring, key_digest
 
 DIGEST = hashlib.sha256(b"der").hexdigest()
@@ -129,7 +129,6 @@ def test_entry_of_two_stored_tenants_identifies_neither_and_is_logged_once(
         keyring.identify_certificate(certificate("a.example"))
     assert "acme" == keyring.identify_certificate(certificate("own.example")).name
     assert ["several tenants list dns:a.example, which identifies none: acme, beta"] == caplog.messages
-    assert ("dns:A.example", "beta") == shared_entry("acme", ["dns:A.example"], stored)
 
 
 def test_unknown_certificate_may_be_in_a_store_that_is_away() -> None:

@@ -1,9 +1,10 @@
 """Collaborators and guard of the admin endpoints, reports of reloads, and /admin/usage and /admin/reload.
 
-Requests from this machine need no key if the listener is on loopback and `admin.keys` is empty.
+Requests from this machine need no key if the listener is on loopback and `admin` lists no keys or
+certificates.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import partial
@@ -39,6 +40,7 @@ from gateway.quotas.usage import (
     month_csv,
     month_usage,
 )
+from gateway.tenants.client_certificate import UNVERIFIED_NOTE, sharing_problem
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FIRST_KEY_NOTE, FIRST_TENANT, NO_PRICE_NOTE
@@ -150,6 +152,7 @@ class Admin:
 
     def apply(self, served: config.Config) -> None:
         """Use the tenants, models and operator keys of a new config. The listener stays as it is."""
+        self._served = served
         self.file_tenants: Collection[str] = served.tenants.keys()
         self.models: Collection[str] = served.models.keys()
         self.currency = served.currency
@@ -214,6 +217,17 @@ class Admin:
         """Return a note if limits contain a budget that no call can spend, because no model has a price."""
         has_budget = any(is_budget(name) for names in limits for name in names)
         return [NO_PRICE_NOTE] if has_budget and not self._has_prices else []
+
+    def check_certificates(
+        self, tenant: str, entries: Sequence[str], stored: Mapping[str, config.TenantConfig]
+    ) -> None:
+        """Check that no other tenant lists an entry of a client certificate. Raises: InvalidInput."""
+        if problem := sharing_problem(tenant, entries, stored, self._served):
+            raise InvalidInput(problem, param="certificates")
+
+    def certificate_notes(self, entries: Sequence[str]) -> list[str]:
+        """Return a note if client certificates are listed, and this gateway verifies none."""
+        return [UNVERIFIED_NOTE] if entries and not self._served.verifies_clients else []
 
     @property
     def _stored(self) -> KeyFollower:

@@ -16,6 +16,7 @@ from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.audit.records import Actor, ChangedField
 from gateway.config import schema as config
+from gateway.config.certificate_entries import entries_problem
 from gateway.errors import InvalidInput, NotFound
 from gateway.quotas.ledger import remaining_budgets
 from gateway.tenants.create_key import name_problem
@@ -38,6 +39,7 @@ class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
     priority: Literal["interactive", "bulk"] = "interactive"
     queue_tokens: config.PositiveInt | None = None
     join: bool = True
+    certificates: list[str] = []
 
 
 class TenantPatch(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,13 +57,14 @@ class TenantPatch(msgspec.Struct, forbid_unknown_fields=True):
     priority: Literal["interactive", "bulk"] | msgspec.UnsetType | None = msgspec.UNSET
     queue_tokens: config.PositiveInt | msgspec.UnsetType | None = msgspec.UNSET
     join: bool | msgspec.UnsetType | None = msgspec.UNSET
+    certificates: list[str] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class StoredTenant(msgspec.Struct):
     """A stored tenant.
 
-    in_file: router.yaml defines the name too, and the file wins. notes: warnings that the first key ends, or
-    that nothing is spent from a budget.
+    in_file: router.yaml defines the name too, and the file wins. notes: warnings that the first key ends,
+    that nothing is spent from a budget, or that client certificates are not verified.
     """
 
     name: str
@@ -164,6 +167,9 @@ async def put_tenant(
     if problem := name_problem(name):
         raise InvalidInput(problem)
     patch = patch_of(data)
+    if entries := patch.get("certificates"):
+        with store_errors():
+            admin.check_certificates(name, entries, await admin.store.tenants())
     with store_errors():
         changed = await admin.store.change_tenant(
             name, lambda before: merged(None if replace else before, patch), by=operator
@@ -172,6 +178,7 @@ async def put_tenant(
     notes = admin.first_key_notes(is_first=changed.is_first)
     settings = settings_of(changed.after)
     notes += admin.budget_notes(settings.limits, *settings.model_limits.values())
+    notes += admin.certificate_notes(settings.certificates)
     return ChangedTenant(name, settings, name in admin.file_tenants, notes, changed.changes)
 
 
@@ -208,9 +215,11 @@ def settings_of(tenant: config.TenantConfig) -> TenantSettings:
 def patch_of(settings: TenantPatch) -> dict[str, Any]:
     """Return the fields to change.
 
-    Raises: InvalidInput if the name of a limit is unknown.
+    Raises: InvalidInput if the name of a limit is unknown, or if an entry cannot identify a certificate.
     """
     patch: dict[str, Any] = msgspec.to_builtins(settings)
+    if problem := entries_problem(patch.get("certificates") or ()):
+        raise InvalidInput(problem, param="certificates")
     for limits in (patch.get("limits"), *(patch.get("model_limits") or {}).values()):
         check_limits({name: amount for name, amount in (limits or {}).items() if amount is not None})
     return patch
