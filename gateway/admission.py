@@ -13,6 +13,7 @@ from gateway.calls import Deadline
 from gateway.errors import DeadlineExceeded, GatewayError, ReplicaTimedOut, UpstreamFailed
 from gateway.events import CopyPurpose, Decision, Observe, QuotaDecided
 from gateway.prepare import TOKENS_MAX, PreparedWork
+from gateway.quotas.end_users import EndUser
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, QuotaRequest, Reservation
 from gateway.quotas.limit_text import rate_limit_headers
 from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus, Price, bounded_amount
@@ -230,26 +231,35 @@ class Admission:
         self._unpaid = UnpaidFailures()
 
     async def admit(
-        self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline, id_: str | None = None
+        self,
+        tenant: Tenant,
+        prepared: PreparedWork,
+        deadline: Deadline,
+        id_: str | None = None,
+        end_user: EndUser | None = None,
     ) -> Grant:
         """Reserve the cost of a call in all of its limits, or in none.
 
         The grant is provisional if the limits have ample room. id_: of the reservation, None for a new one;
-        one that is open is taken over.
+        one that is open is taken over. end_user: for whom it is sent, whose limits count too.
 
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
         """
         route = prepared.route
+        limits = tenant.limits + route.limits
+        if end_user is not None and tenant.end_user_limits:
+            limits += tuple([limit.for_end_user(end_user.name) for limit in tenant.end_user_limits])
         ask = QuotaRequest(
             id=self.new_id() if id_ is None else id_,
             tenant=tenant.name,
-            limits=tenant.limits + route.limits,
+            limits=limits,
             cost=prepared.cost,
             expires_us=round(route.deadline_s * SECOND_US) + LEASE_US,
             model=route.model,
             shadow=self.shadow,
             is_bound=prepared.input_tokens is None,
             key=tenant.key_id,
+            end_user=end_user,
         )
         # The trip to the store takes a third of the gateway's time for a lone call: the replica starts
         # meanwhile.

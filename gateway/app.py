@@ -35,6 +35,7 @@ from gateway.api.dialects.registry import DIALECTS
 from gateway.api.operators import (
     additions,
     admin,
+    audit,
     fleet,
     jobs,
     keys,
@@ -66,6 +67,7 @@ from gateway.api.server.line_server import GatewayLineServer
 from gateway.api.server.middleware import CorsPolicy, Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
+from gateway.audit.trail import AuditTrail
 from gateway.batches.records import Job
 from gateway.batches.service import Batches, open_batches
 from gateway.cache.call_cache import ItemCache
@@ -77,7 +79,7 @@ from gateway.config.digest import config_digest, section_digests
 from gateway.config.identity import new_identity
 from gateway.config.money import in_currency, token_price
 from gateway.config.notes import lasting_limits
-from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
+from gateway.config.schema import CacheSettings, Config, NotifySettings, host_and_port, is_loopback
 from gateway.declared.host import InstanceTable
 from gateway.dispatch import Dispatcher
 from gateway.events import (
@@ -88,6 +90,7 @@ from gateway.events import (
     Observe,
     Observers,
     ReplicaChanged,
+    ReplicaSlow,
     SpaceChecked,
 )
 from gateway.fleet.fleet import Fleet
@@ -99,6 +102,7 @@ from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.routing.discovery import Resolver, resolve
 from gateway.routing.routes import Routes
+from gateway.routing.slowness import SlowWatch
 from gateway.serve import Gateway, Serving
 from gateway.store.memory_use import StoreMemory
 from gateway.store.redis_client import RedisClient
@@ -137,6 +141,9 @@ if TYPE_CHECKING:
 Follow = Callable[..., "asyncio.Task[None]"]
 
 FINGERPRINTS_TIMEOUT_S = 1.0
+# Replicas that stay slow are logged without a webhook too.
+SLOW = NotifySettings(url="", secret="")
+SLOWNESS_EVERY_S = 1.0
 # No caller waits for keys and tenants: an operator does, who must not repeat a change on a busy machine.
 TENANTS_TIMEOUT_S = 2.0
 logger = logging.getLogger("gateway")
@@ -155,6 +162,7 @@ OPERATOR_MODULES = (
     replicas,
     jobs,
     own_usage,
+    audit,
     ui,
     sign_in,
     fleet,
@@ -217,13 +225,14 @@ class Application(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Clients of the shared state. fingerprints: None if the configuration has no Redis.
+    """Clients of the shared state, and the audit trail. fingerprints: None if the configuration has no Redis.
 
     tenants: in Redis, or in a file; None where there is neither. cache: of vectors, None if the configuration
     has none. model_spaces, memory, fleet: use the client of `fingerprints`.
     """
 
     ledger: Ledger
+    audit: AuditTrail
     tenants: TenantStore | FileTenantStore | None = None
     fingerprints: FingerprintStore | None = None
     cache: ItemCache | None = None
@@ -234,6 +243,7 @@ class Stores:
     async def aclose(self) -> None:
         """Close the connections, but not those of `tenants`, which are closed by the task that uses them."""
         await self.ledger.aclose()
+        await self.audit.aclose()
         if self.fingerprints is not None:
             await self.fingerprints.aclose()
         if self.cache is not None:
@@ -309,7 +319,9 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     )
     jobs = open_batches(boot, lambda job: observe(_change_of(job)))
     batches = BatchesApi(authenticator, jobs)
-    api = InferenceApi(gateway, authenticator, batches, table, config.limits.inputs, _fetcher(config))
+    api = InferenceApi(
+        gateway, authenticator, batches, table, config.limits, _fetcher(config), config.end_users
+    )
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
     admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
@@ -340,6 +352,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         host=HostApi(outside.manager),
         sign_ins=SignIns(sign_on),
         batches=batches,
+        audit=stores.audit,
     )
     parts = ServerParts(
         routes=ROUTES,
@@ -364,6 +377,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         *_batch_tasks(jobs, lines, metrics),
         sign_on.run(),
         groups.maintain(),
+        watch_slow_replicas(gateway, config.notify or SLOW, observe),
         *([] if collected is None else [collected.run()]),
         # One worker of a gateway speaks for it.
         *([] if boot.worker else [fleet_api.fleet.run()]),
@@ -616,19 +630,26 @@ def _store_problem(config: Config, ledger: Ledger, follower: KeyFollower | None,
 def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None, observe: Observe) -> Stores:
     """Return the clients that the configuration asks for. ledger: used in place of its own."""
     quotas = config.quotas
+    folder = None if tenants_file is None else Path(tenants_file).parent
     cache = None if config.cache is None else _open_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
         tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file), config.audit, observe)
-        return Stores(ledger or _open_memory_ledger(config, tenants_file, observe), tenants, cache=cache)
+        trail = AuditTrail(None, folder, config.audit, observe)
+        return Stores(
+            ledger or _open_memory_ledger(config, tenants_file, observe), trail, tenants, cache=cache
+        )
     timeout_s = quotas.timeout_ms / 1000
+    operators_s = max(TENANTS_TIMEOUT_S, timeout_s)
+    trail = AuditTrail(RedisClient(quotas.store, operators_s), folder, config.audit, observe)
     if ledger is None:
         rules = OutagePolicy(quotas.when_unavailable, quotas.gateways)
         ledger = RedisLedger(RedisClient(quotas.store, timeout_s), rules, secrets.token_hex(8), observe)
     # No caller waits for a fingerprint: there is time to connect.
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
-    stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)), config.audit, observe)
+    stored = TenantStore(RedisClient(quotas.store, operators_s), config.audit, observe)
     return Stores(
         ledger,
+        trail,
         stored,
         FingerprintStore(fingerprints),
         cache,
@@ -674,6 +695,20 @@ def _background_tasks(
     if follower is not None:
         tasks.append(follower.run())
     return tasks
+
+
+async def watch_slow_replicas(gateway: Gateway, settings: NotifySettings, observe: Observe) -> None:
+    """Report replicas that stay slower than their peers, until cancelled."""
+    watch = SlowWatch(settings.slow_factor, settings.slow_for_s)
+    while True:
+        slowness = {
+            (name, replica.name): times
+            for name, upstream in gateway.upstreams.items()
+            for replica, times in upstream.pool.slowness().items()
+        }
+        for upstream, replica in watch.look(slowness, time.monotonic()):
+            observe(ReplicaSlow(upstream, replica, slowness[upstream, replica], settings.slow_for_s))
+        await asyncio.sleep(SLOWNESS_EVERY_S)
 
 
 def _change_of(job: Job) -> BatchChanged:

@@ -23,7 +23,8 @@ class CallFinished(msgspec.Struct, frozen=True):
     of the API key, None if none was accepted. address: of the client. path: as sent, cut and escaped,
     only if no handler serves it. reason: class of the cause of a refusal, None if its kind has only one.
     is_bulk: it yielded to interactive calls. is_recorded: its trace has spans. replicas, attempts,
-    upstream_status, upstream_words: as in `AttemptRecord`.
+    upstream_status, upstream_words: as in `AttemptRecord`. end_user: for whom it was sent, by digest unless
+    `end_users.log` is plain.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class CallFinished(msgspec.Struct, frozen=True):
     attempts: int = 0
     upstream_status: str | None = None
     upstream_words: str | None = None
+    end_user: str | None = None
 
 
 class UpstreamServer(msgspec.Struct, frozen=True):
@@ -115,6 +117,18 @@ class ReplicaChanged(msgspec.Struct, frozen=True):
     replica: str
     state: ReplicaState
     reason: str = ""
+
+
+class ReplicaSlow(msgspec.Struct, frozen=True):
+    """A replica has been slower than its peers for a while; emitted once, until it is not any more.
+
+    slowness: times that its batches take as long as alike ones at the fastest replica. for_s: how long.
+    """
+
+    upstream: str
+    replica: str
+    slowness: float
+    for_s: float
 
 
 class ConnectionFaulted(msgspec.Struct, frozen=True):
@@ -318,6 +332,27 @@ class ProcessRestarted(msgspec.Struct, frozen=True, tag="restarted"):
     at_s: float = 0.0
 
 
+class ModelSummary(msgspec.Struct, frozen=True):
+    """Model that a start has found. operations: empty if no replica of it could be reached."""
+
+    name: str
+    backend: str
+    operations: tuple[str, ...]
+    dtype: str | None = None
+    dimensions: int | None = None
+    max_input_tokens: int | None = None
+
+
+class GatewayReady(msgspec.Struct, frozen=True):
+    """All workers are ready. url, docs, console: addresses for people. key: where a caller finds one."""
+
+    url: str
+    docs: str
+    console: str
+    key: str
+    models: tuple[ModelSummary, ...]
+
+
 class GatewayDrained(msgspec.Struct, frozen=True, tag="drained"):
     """An operator took this gateway out of its load balancers, or put it back.
 
@@ -358,6 +393,7 @@ Event: TypeAlias = (
     | CallFinished
     | AttemptFinished
     | ReplicaChanged
+    | ReplicaSlow
     | ConnectionFaulted
     | DescriptionRejected
     | QuotaDecided
@@ -371,6 +407,7 @@ Event: TypeAlias = (
     | ModelStateReported
     | ProcessRestarted
     | GatewayDrained
+    | GatewayReady
 )
 # Called synchronously while a call is served: an exporter only counts or queues.
 Observe: TypeAlias = Callable[[Event], None]

@@ -33,6 +33,7 @@ from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError, NoReplica
 from gateway.events import CopyPurpose
 from gateway.prepare import Preparer
+from gateway.quotas.end_users import EndUser
 from gateway.quotas.limits import LimitStatus, Price
 from gateway.routing.pool import PROBED_WITHIN_S
 from gateway.routing.routes import Route, Routes
@@ -50,13 +51,15 @@ class Caller(msgspec.Struct, frozen=True):
     """Authenticated sender of a call.
 
     timeout_s: its `x-timeout-s` header, None without one. cache: its `cache-control` header. reservation: id
-    of its reservation of quota, which a repeated call takes over; None for a new one.
+    of its reservation of quota, which a repeated call takes over; None for a new one. end_user: for whom it
+    is sent, None if unknown.
     """
 
     tenant: Tenant
     timeout_s: float | None = None
     cache: CacheMode = "use"
     reservation: str | None = None
+    end_user: EndUser | None = None
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -186,7 +189,9 @@ class Gateway:
             inputs = serving.upstreams[names[0]].model_inputs
             prepared = await self._preparer.prepare(inputs, tenant, route, call, deadline)
             if copy is None:
-                grant = await self._admission.admit(tenant, prepared, deadline, caller.reservation)
+                grant = await self._admission.admit(
+                    tenant, prepared, deadline, caller.reservation, caller.end_user
+                )
             else:
                 grant = self._admission.grant_copy(tenant, prepared, deadline, copy)
             async with grant:

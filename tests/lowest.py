@@ -47,8 +47,8 @@ SURFACES: Mapping[str, tuple[str, ...]] = {
         "unit/test_quantization.py",
         "unit/test_slices.py",
     ),
-    "opentelemetry-sdk": ("api/test_traces.py",),
-    "opentelemetry-exporter-otlp-proto-http": ("api/test_traces.py",),
+    "opentelemetry-sdk": ("api/test_traces.py", "unit/test_collector_metrics.py"),
+    "opentelemetry-exporter-otlp-proto-http": ("api/test_exports_to_collector.py",),
     "orjson": ("unit/test_encoding.py", "api/test_openai_dialect.py"),
     # Private: the buckets of a histogram, and values per worker.
     "prometheus-client": ("api/test_metrics.py",),

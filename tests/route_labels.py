@@ -3,6 +3,7 @@
 PLAIN_PATHS = frozenset(
     {
         "/",
+        "/admin/audit",
         "/admin/batches",
         "/admin/keys",
         "/admin/instances",

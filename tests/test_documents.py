@@ -277,7 +277,7 @@ def _keys(section: type[msgspec.Struct], path: str) -> list[str]:
     by_name = {"upstreams", "models", "tenants", "sign_on"}
     keys: list[str] = []
     for field in msgspec.structs.fields(section):
-        place = f"{path}.{field.name}" if path else field.name
+        place = f"{path}.{field.encode_name}" if path else field.encode_name
         inner = field.type
         if (field.name in by_name and not path) or place == "manager.commands":
             inner, place = inner.__args__[1], f"{place}.<name>"
@@ -322,7 +322,7 @@ def test_dashboards_and_alerts_use_documented_metrics() -> None:
     queries += [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
     metrics = {name for query in queries for name in re.findall(r"\b(?:gateway|te)_\w+", query)}
 
-    assert 4 == len(boards)
+    assert 11 == len(boards)
     assert metrics
     assert set() == {
         name for name in metrics if not {name, re.sub(r"_(bucket|sum|count)$", "", name)} & documented

@@ -311,13 +311,17 @@ class LineResult(msgspec.Struct, frozen=True):
 
 
 class LineReply(msgspec.Struct, frozen=True):
-    """Reply to a line that was run. status: HTTP's. body: JSON. tokens: as they were settled."""
+    """Reply to a line that was run. status: HTTP's. body: JSON. tokens: as they were settled.
+
+    ignored_fields: of the line, as in the header of a reply.
+    """
 
     status: int
     body: bytes
     request_id: str
     tokens: int = 0
     cached_tokens: int = 0
+    ignored_fields: str = ""
 
 
 class LineServer(Protocol):
@@ -342,10 +346,11 @@ class LineServer(Protocol):
         """Return whether the process is about to stop."""
 
 
-class _Response(msgspec.Struct):
+class _Response(msgspec.Struct, omit_defaults=True):
     status_code: int
     request_id: str
     body: msgspec.Raw
+    ignored_fields: str = ""
 
 
 class _Error(msgspec.Struct):
@@ -369,7 +374,7 @@ _encode = msgspec.json.Encoder().encode
 def result_of(custom_id: str, reply: LineReply) -> LineResult:
     """Return the result of a line that got a reply."""
     part: Part = "out" if reply.status == 200 else "err"
-    response = _Response(reply.status, reply.request_id, msgspec.Raw(reply.body))
+    response = _Response(reply.status, reply.request_id, msgspec.Raw(reply.body), reply.ignored_fields)
     return LineResult(part, _text(custom_id, response, None), reply.tokens, reply.cached_tokens)
 
 

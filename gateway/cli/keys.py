@@ -1,10 +1,10 @@
-"""`gateway keys create | list | revoke`: keys in Redis or the gateway's file, or lines for router.yaml."""
+"""`gateway keys create | list | rotate | revoke`: keys in Redis or a file, or lines for router.yaml."""
 
 import argparse
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 from rich.table import Table
@@ -20,9 +20,10 @@ from gateway.cli.context import (
     warn_of_idle_budgets,
     warn_of_unknown_models,
 )
-from gateway.cli.output import show_line, show_table
+from gateway.cli.output import NONE, show_line, show_table
+from gateway.config.durations import duration_s
 from gateway.config.schema import Scope
-from gateway.tenants.create_key import InvalidKeySettings, NewKey, make_key
+from gateway.tenants.create_key import InvalidKeySettings, NewKey, make_key, new_secret, succeed
 from gateway.tenants.keyring import StoredKey, unknown_tenant_note
 
 
@@ -38,7 +39,7 @@ def add_keys_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         choices=get_args(Scope),
         metavar="SCOPE",
-        help="embed, rerank, tokenize, metrics or admin; may be repeated",
+        help=f"{', '.join(get_args(Scope))}; may be repeated",
     )
     create.add_argument("--model", action="append", help="the only model it may use; may be repeated")
     create.add_argument(
@@ -50,6 +51,18 @@ def add_keys_options(parser: argparse.ArgumentParser) -> None:
     create.add_argument("--yaml", action="store_true", help="store nothing; print a line for router.yaml")
     listing = add_store_options(actions.add_parser("list", help="all keys, without their secrets"))
     listing.add_argument("--json", action="store_true", help="for scripts")
+    rotate = add_store_options(
+        actions.add_parser("rotate", help="replace a key by one that may do the same, and print it once")
+    )
+    rotate.add_argument("id", help="as `list` shows it")
+    rotate.add_argument(
+        "--overlap",
+        type=_overlap,
+        default="24h",
+        metavar="TIME",
+        help="time for which the old key stays valid, such as 90m or 7d (default: 24h)",
+    )
+    rotate.add_argument("--new-id", metavar="ID", help="id of the successor (default: random)")
     revoke = add_store_options(
         actions.add_parser("revoke", help="revoke a key; every gateway rejects it within a second")
     )
@@ -64,9 +77,16 @@ def _moment(text: str) -> datetime:
         raise argparse.ArgumentTypeError(f"{text!r} is neither {expected}") from error
 
 
+def _overlap(text: str) -> int:
+    try:
+        return duration_s(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def keys(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run the chosen action; return 1 if the store, the config or the key's id does not exist."""
-    actions: dict[str, Action] = {"create": _create, "list": _list, "revoke": _revoke}
+    actions: dict[str, Action] = {"create": _create, "list": _list, "rotate": _rotate, "revoke": _revoke}
     return run_action(actions[options.action], options, environment)
 
 
@@ -141,17 +161,53 @@ async def _list(context: Context) -> int:
     stored = await context.store.keys()
     tenants = {*context.config.tenants, *await context.store.tenants()}
     await show_lost_tenants(context)
+    days = await context.store.last_uses()
     if context.options.json:
-        print(msgspec.json.encode(stored).decode())
+        print(msgspec.json.encode([_fields(key, days.get(key.id)) for key in stored]).decode())
         return 0
-    table = Table("id", "tenant", "expires", "scopes", "models", "limits", box=None)
+    columns = ("id", "tenant", "created", "by", "last used", "expires", "scopes", "models", "limits")
+    table = Table(*columns, box=None)
     for key in stored:
-        expires = time.strftime("%Y-%m-%d %H:%M", time.gmtime(key.expires_s)) if key.expires_s else "never"
+        expires = _minute(key.expires_s) if key.expires_s else "never"
+        if key.successor:
+            expires += f" (then {key.successor})"
         scopes, models = " ".join(key.scopes or ("all operations",)), " ".join(key.models or ("all",))
         limits = " ".join(format_limits(key.limits)) or "its tenant's"
         tenant = key.tenant if key.tenant in tenants else f"{key.tenant} (not defined: refused)"
-        table.add_row(key.id, tenant, expires, scopes, models, limits)
+        created = _minute(key.created_s) if key.created_s else NONE
+        used = days.get(key.id, "never")
+        table.add_row(key.id, tenant, created, key.created_by or NONE, used, expires, scopes, models, limits)
     show_table(table)
+    return 0
+
+
+def _fields(key: StoredKey, last_used: str | None) -> dict[str, Any]:
+    return {**msgspec.to_builtins(key), "last_used": last_used}
+
+
+def _minute(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at_s))
+
+
+async def _rotate(context: Context) -> int:
+    if context.store is None:
+        show_line(f"keys of router.yaml are replaced there; {context.no_store}")
+        return 1
+    options = context.options
+    try:
+        secret = new_secret(options.new_id)
+        rotation = await context.store.rotate_key(
+            options.id, lambda key: succeed(key, secret, options.overlap, context.by.name), by=context.by
+        )
+    except ValueError as error:
+        show_line(str(error))
+        return 1
+    if rotation is None:
+        show_line(f"there is no key {options.id}")
+        return 1
+    print(secret[1])
+    ends = _minute(rotation.after.expires_s or 0)
+    show_line(f"{rotation.successor.id} replaces {options.id}, which ends at {ends} UTC; {context.followed}")
     return 0
 
 

@@ -70,12 +70,17 @@ COMMANDS = {
     "keys": Command(
         "gateway.cli.keys:add_keys_options",
         "gateway.cli.keys:keys",
-        "create, list and revoke API keys in Redis, or in the file of a gateway without it",
+        "create, list, rotate and revoke API keys in Redis, or in the file of a gateway without it",
     ),
     "tenants": Command(
         "gateway.cli.tenants:add_tenants_options",
         "gateway.cli.tenants:tenants",
         "set, list and remove tenants next to router.yaml; for a tenant that it has too, it wins",
+    ),
+    "audit": Command(
+        "gateway.cli.audit:add_audit_options",
+        "gateway.cli.audit:audit",
+        "show what operators have changed: who, when, from where, and what it was before",
     ),
     "models": Command(
         "gateway.cli.models:add_models_options",

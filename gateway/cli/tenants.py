@@ -25,12 +25,15 @@ from gateway.cli.context import (
 )
 from gateway.cli.output import show_line, show_table
 from gateway.config.certificate_entries import entries_problem
-from gateway.config.schema import LimitAmount, TenantConfig, limit_problems
+from gateway.config.schema import LimitAmount, TenantConfig, end_user_limit_problems, limit_problems
 from gateway.tenants.client_certificate import UNVERIFIED_NOTE, sharing_problem
 from gateway.tenants.create_key import name_problem
 from gateway.tenants.store import SettingsChange, merged
 
-SETTINGS = ("models", "limits", "model_limits", "weight", "priority", "queue_tokens", "join", "certificates")
+SETTINGS = (
+    *("models", "limits", "model_limits", "end_user_limits"),
+    *("weight", "priority", "queue_tokens", "join", "certificates"),
+)
 
 
 def add_tenants_options(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +52,12 @@ def add_tenants_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="MODEL:NAME=AMOUNT",
         help="a limit for one model, instead of the model's own; may be repeated",
+    )
+    setting.add_argument(
+        "--end-user-limit",
+        action="append",
+        metavar="NAME=AMOUNT",
+        help="a limit for each of its end users, see `end_users` in router.yaml; may be repeated",
     )
     setting.add_argument("--weight", type=int, help="share of a busy model (default: 1)")
     setting.add_argument("--priority", choices=["interactive", "bulk"], help="default: interactive")
@@ -70,7 +79,7 @@ def add_tenants_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="FIELD",
         help="remove a setting: models, weight, priority, queue_tokens, join, certificates, limits, the name "
-        "of a limit, model_limits, or MODEL:NAME; may be repeated",
+        "of a limit, model_limits, MODEL:NAME, or end_user_limits; may be repeated",
     )
     setting.add_argument("--replace", action="store_true", help="remove all settings that are not named")
     listing = add_store_options(actions.add_parser("list", help="all tenants that are not in router.yaml"))
@@ -202,7 +211,11 @@ def _patch(options: argparse.Namespace) -> dict[str, Any]:
         "certificates": options.certificate,
     }
     named = {name: value for name, value in plain.items() if value is not None}
-    return named | {"limits": parse_limits(options.limit or ()), "model_limits": model_limits}
+    of_users = parse_limits(options.end_user_limit or ())
+    for name, problem in end_user_limit_problems(of_users).items():
+        raise ValueError(f"{name}: {problem}")
+    limits = {"limits": parse_limits(options.limit or ()), "model_limits": model_limits}
+    return named | limits | ({"end_user_limits": of_users} if of_users else {})
 
 
 async def _list(context: Context) -> int:
@@ -219,6 +232,7 @@ async def _list(context: Context) -> int:
         limits = format_limits(tenant.limits)
         for model, model_limits in tenant.model_limits.items():
             limits += format_limits(model_limits, f"{model}:")
+        limits += format_limits(tenant.end_user_limits, "each end user:")
         models = "all" if tenant.models is None else " ".join(tenant.models)
         label = f"{name} (router.yaml's counts)" if name in context.config.tenants else name
         table.add_row(label, models, " ".join(limits) or "none", str(tenant.weight), tenant.priority)

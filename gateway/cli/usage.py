@@ -5,8 +5,9 @@ It is read from Redis, or asked of a running gateway: of the one that is named, 
 
 import argparse
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, date, datetime
+from typing import TypeAlias
 from urllib.parse import urlencode
 
 import msgspec
@@ -15,7 +16,7 @@ from rich.table import Table
 from gateway.cli.context import MEMORY, TIMEOUT_S, add_store_options, show_config_problems, store_config
 from gateway.cli.gateway_client import GatewayClient
 from gateway.cli.operator_options import add_address_options, ask_gateway
-from gateway.cli.output import show_line, show_table, write_document
+from gateway.cli.output import count_of, show_line, show_table, write_document
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
@@ -36,11 +37,22 @@ from gateway.quotas.usage import (
 )
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
+from gateway.tenants.end_users import names_of
 from gateway.tenants.keyring import FIRST_TENANT
 from gateway.tenants.store import TenantStore
 
 # A year of many tenants is many reads of the gateway's store.
 ASKED_S = 60.0
+
+
+Remote: TypeAlias = Callable[[argparse.Namespace, Mapping[str, str]], int]
+Stored: TypeAlias = Callable[[Config, argparse.Namespace, date | None], Coroutine[None, None, None]]
+
+
+class Forgotten(msgspec.Struct):
+    """Reply to a deletion. days: of which there were rows."""
+
+    days: int
 
 
 class DayUsage(msgspec.Struct):
@@ -65,9 +77,14 @@ def add_usage_options(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--form", choices=["table", "json", "csv"], default="table", help="the same, older")
     parser.add_argument(
         "--by",
-        choices=["model", "key"],
+        choices=["model", "key", "end_user"],
         default="model",
-        help="a row for each model, or for each model and key",
+        help="a row for each model, or for each model and key or end user",
+    )
+    forget = parser.add_argument_group("gateway usage forget: delete the usage of an end user")
+    forget.add_argument("--tenant", dest="owner", metavar="TENANT", help="whose end user it is")
+    forget.add_argument(
+        "--end-user", metavar="NAME", help="as requests state it, or the digest that logs and usage show"
     )
 
 
@@ -79,7 +96,17 @@ def _day(text: str) -> date:
 
 
 def usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Show the usage; return 1 if it cannot be read, or the days are not a period."""
+    """Show the usage, or delete an end user's; return 1 if that fails, or the days are not a period."""
+    if options.end_user is not None or options.owner is not None:
+        if options.tenant != "forget" or not options.end_user or not options.owner:
+            show_line("to delete the usage of an end user: gateway usage forget --tenant T --end-user U")
+            return 1
+        return _run(options, environment, _forget_there, _forget)
+    return _run(options, environment, _ask, _show_stored)
+
+
+def _run(options: argparse.Namespace, environment: Mapping[str, str], ask: Remote, act: Stored) -> int:
+    """Ask a running gateway, or act on the Redis of the config; return 1 if neither can."""
     if options.month is not None and (options.since or options.until):
         show_line("pass --month, or --since and --until")
         return 1
@@ -87,11 +114,11 @@ def usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         first = None if options.month is None else first_of_month(options.month)
         days_between(options.since, options.until)
         if options.store is None and (options.url or environment.get("GATEWAY_URL")):
-            return _ask(options, environment)
+            return ask(options, environment)
         config = store_config(options, environment)
         if config.quotas.store == MEMORY:
-            return _ask(options, environment)
-        found = asyncio.run(_read(config, options, first))
+            return ask(options, environment)
+        asyncio.run(act(config, options, first))
     except ConfigError as error:
         show_config_problems(options, error)
         return 1
@@ -101,8 +128,39 @@ def usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     except GatewayError as error:
         show_line(str(error))
         return 1
-    _show(found, options.form, options.by)
     return 0
+
+
+async def _show_stored(config: Config, options: argparse.Namespace, first: date | None) -> None:
+    _show(await _read(config, options, first), options.form, options.by)
+
+
+async def _forget(config: Config, options: argparse.Namespace, _: date | None) -> None:
+    """Delete the usage of an end user in Redis. Raises: GatewayError."""
+    ledger = _ledger(RedisClient(config.quotas.store, TIMEOUT_S))
+    try:
+        names = names_of(options.owner, options.end_user)
+        _show_forgotten(await ledger.forget_end_user(options.owner, names))
+    finally:
+        await ledger.aclose()
+
+
+def _forget_there(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Have a running gateway delete the usage of an end user; return 1 if it does not."""
+    content = {"tenant": options.owner, "end_user": options.end_user}
+
+    def forget(client: GatewayClient, _: str) -> None:
+        _show_forgotten(client.post("/admin/usage/forget", content, Forgotten).days)
+
+    return ask_gateway(options, environment, forget, ASKED_S)
+
+
+def _show_forgotten(days: int) -> None:
+    print(f"deleted the usage of {count_of(range(days), 'day')}; the totals of the tenant stay")
+
+
+def _ledger(redis: RedisClient) -> RedisLedger:
+    return RedisLedger(redis, OutagePolicy(), "command line", lambda _: None)
 
 
 def _ask(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -127,7 +185,7 @@ def _ask(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 async def _read(config: Config, options: argparse.Namespace, first: date | None) -> DayUsage | MonthUsage:
     """Return the usage of a tenant, or of all if none is named. Raises: GatewayError, StoreUnavailable."""
     redis, now = RedisClient(config.quotas.store, TIMEOUT_S), datetime.now(UTC)
-    ledger = RedisLedger(redis, OutagePolicy(), "command line", lambda _: None)
+    ledger = _ledger(redis)
     days = days_between(options.since, options.until) if first is None else days_of_month(first, now)
     try:
         tenants = (

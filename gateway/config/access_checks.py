@@ -14,6 +14,7 @@ from gateway.config.schema import (
     ClaimMapping,
     Config,
     ConsoleClient,
+    EndUsersSettings,
     IssuerSettings,
     Key,
     LimitAmount,
@@ -21,6 +22,7 @@ from gateway.config.schema import (
     host_and_port,
     is_loopback,
     limit_problems,
+    shared_limit_problems,
 )
 
 # An origin as browsers send it, without a path or a trailing slash. A * may stand for a part of the host.
@@ -32,6 +34,9 @@ NO_NETWORK = "not an address or a network, such as 10.0.0.0/8"
 # Keys that an attacker tries first. The empty one is the digest of a variable that was not set.
 GUESSABLE_KEYS = ("", "admin", "changeme", "password", "secret", "test")
 GUESSABLE_DIGESTS = frozenset("sha256:" + hashlib.sha256(key.encode()).hexdigest() for key in GUESSABLE_KEYS)
+# Of end users: a header, or the field `user`.
+HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
+SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"})
 # Part of the ids under which its users appear in usage, limits and logs. Those of client certificates begin
 # with `certificate`.
 ISSUER_NAME = re.compile(r"(?!certificate\Z)[A-Za-z0-9_-]{1,32}")
@@ -98,11 +103,27 @@ def tenant_problems(config: Config, models: Collection[str]) -> Iterator[Problem
     yield from _certificate_problems(config)
     for name, tenant in config.tenants.items():
         path = f"tenants.{name}"
+        if any(ord(character) < ord(" ") for character in name):
+            # The ledgers count accounts of upstreams under such names.
+            yield Problem(path, "the name of a tenant has no control characters")
         yield from _key_problems(tenant.keys, path, first_use)
         yield from unknown_models(tenant.models or (), f"{path}.models", models)
+        if tenant.end_user_limits and config.end_users is None:
+            yield Problem(f"{path}.end_user_limits", "needs `end_users`, which says where requests name them")
         for model in tenant.model_limits:
             if model not in models:
                 yield Problem(f"{path}.model_limits.{model}", unknown_name("model", model, models))
+
+
+def end_user_problems(settings: EndUsersSettings | None) -> Iterator[Problem]:
+    """Yield the problems of the places where requests name their end users."""
+    for index, name in enumerate(() if settings is None else settings.sources):
+        if not HEADER_NAME.fullmatch(name):
+            yield Problem(
+                f"end_users.from[{index}]", "expected `user`, the field of a body, or a header's name"
+            )
+        elif name.lower() in SECRET_HEADERS:
+            yield Problem(f"end_users.from[{index}]", "is the header of a secret, not of a name")
 
 
 def _key_problems(keys: Iterable[str | Key], path: str, first_use: dict[str, str]) -> Iterator[Problem]:
@@ -159,6 +180,17 @@ def all_limit_problems(config: Config) -> Iterator[Problem]:
             for name in filter(is_budget, limits):
                 yield Problem(f"{path}.{name}", f"needs `currency`, {CURRENCY_MEANING}")
         yield from named_limit_problems(limits, path)
+    yield from _shared_limit_problems(config)
+
+
+def _shared_limit_problems(config: Config) -> Iterator[Problem]:
+    """Yield the problems of limits that end users and upstreams cannot have."""
+    places = [
+        (f"tenants.{name}.end_user_limits", each.end_user_limits) for name, each in config.tenants.items()
+    ]
+    for path, limits in places:
+        for name, message in shared_limit_problems(limits, "end users").items():
+            yield Problem(f"{path}.{name}", message)
 
 
 def _limits_of_models(config: Config) -> Iterator[tuple[str, Mapping[str, LimitAmount]]]:
@@ -175,6 +207,7 @@ def _limits_of_callers(config: Config) -> Iterator[tuple[str, Mapping[str, Limit
     owners: dict[str, Sequence[str | Key]] = {"admin": config.admin.keys}
     for name, tenant in config.tenants.items():
         yield f"tenants.{name}.limits", tenant.limits
+        yield f"tenants.{name}.end_user_limits", tenant.end_user_limits
         owners[f"tenants.{name}"] = tenant.keys
     for owner, keys in owners.items():
         for index, key in enumerate(keys):

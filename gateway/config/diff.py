@@ -21,10 +21,12 @@ LIVE = (
     "tenants",
     "sign_on",
     "currency",
+    "end_users",
     "admin.keys",
     "admin.certificates",
     "admin.files",
     "limits.inputs",
+    "limits.unknown_fields",
 )
 
 How = Literal["added", "removed", "changed"]
@@ -94,8 +96,8 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[ConfigChange]:
     if path.endswith(".keys"):
         yield from _compare_keys(_by_digest(old), _by_digest(new), path)
     elif isinstance(old, Section) and type(old) is type(new):
-        for name in old.__struct_fields__:
-            yield from _differences(getattr(old, name), getattr(new, name), join_path(path, name))
+        for name, written in zip(old.__struct_fields__, old.__struct_encode_fields__, strict=True):
+            yield from _differences(getattr(old, name), getattr(new, name), join_path(path, written))
     elif isinstance(old, Mapping) and isinstance(new, Mapping):
         yield from _compare_entries(old, new, path)
     else:

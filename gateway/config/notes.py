@@ -1,10 +1,11 @@
 """Settings that are right and may not do what their author expects."""
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from backends.torch.kind import ENGINE
 from gateway.config.problems import Problem
-from gateway.config.schema import KINDS_OF_KEYS, OPERATORS, Config, foreign_keys
+from gateway.config.schema import KINDS_OF_KEYS, OPERATORS, Config, foreign_keys, is_loopback
 from gateway.config.upstream_checks import FOREIGN
 
 
@@ -14,6 +15,7 @@ def notes(config: Config) -> Iterator[Problem]:
     yield from _cache_notes(config)
     yield from _sign_on_notes(config)
     yield from _forgotten_limits(config)
+    yield from _notify_notes(config)
 
 
 def ignored_keys(config: Config) -> Iterator[Problem]:
@@ -63,6 +65,19 @@ def _forgotten_limits(config: Config) -> Iterator[Problem]:
             "is forgotten at a restart unless the gateway's state folder survives it: set `state_dir` to a "
             "folder that does, or `quotas.store` to a Redis",
         )
+
+
+def _notify_notes(config: Config) -> Iterator[Problem]:
+    notify = config.notify
+    if notify is None:
+        return
+    host = urlsplit(notify.url).hostname or ""
+    if notify.url.startswith("http://") and not is_loopback(host):
+        yield Problem(
+            "notify.url", "is not encrypted: others on the way can read names of tenants and replicas"
+        )
+    if "store_loss" in notify.on and config.quotas.store == "memory":
+        yield Problem("notify.on", "store_loss has no effect without a Redis in `quotas.store`")
 
 
 def _sign_on_notes(config: Config) -> Iterator[Problem]:

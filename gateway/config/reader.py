@@ -86,7 +86,8 @@ class Reader:
         return msgspec.UNSET if wrong else _without_unset(parts)
 
     def _section(self, value: dict[str, Any], kind: type[msgspec.Struct], path: str) -> Any:
-        kinds = get_type_hints(kind, include_extras=True)
+        hints, fields = get_type_hints(kind, include_extras=True), msgspec.structs.fields(kind)
+        kinds = {field.encode_name: hints[field.name] for field in fields}
         # In `{backend:torch}` the whole text is a key, without a value.
         present = {name.partition(":")[0] for name in value if ":" in name and name not in kinds}
         parts: dict[str, Any] = {}
@@ -100,7 +101,7 @@ class Reader:
                 self.problems.append(Problem(join_path(path, key), "a space is missing after the colon"))
             else:
                 self.problems.append(_unknown_key(name, kinds, path))
-        required = [field.name for field in msgspec.structs.fields(kind) if field.required]
+        required = [field.encode_name for field in fields if field.required]
         missing = [name for name in required if name not in present]
         self.problems += [Problem(join_path(path, name), "is missing") for name in missing]
         sound = _without_unset(parts)

@@ -6,7 +6,7 @@ component receives its section whole, at the start and again with each reload.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal
@@ -385,10 +385,19 @@ class TenantConfig(Section, frozen=True):
     models: tuple[str, ...] | None = None
     limits: dict[str, LimitAmount] = {}
     model_limits: dict[str, dict[str, LimitAmount]] = {}
+    end_user_limits: dict[str, LimitAmount] = {}
     weight: PositiveInt = 1
     priority: Literal["interactive", "bulk"] = "interactive"
     queue_tokens: PositiveInt | None = None
     join: bool = True
+
+
+class EndUsersSettings(Section, frozen=True, rename={"sources": "from"}):
+    """Names of end users in requests. Absent, none is read."""
+
+    sources: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    most: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
+    log: Literal["digest", "plain"] = "digest"
 
 
 class Limits(Section, frozen=True):
@@ -398,6 +407,7 @@ class Limits(Section, frozen=True):
     inputs: PositiveInt = 2048
     in_flight_bytes: PositiveInt = 512 * 1024 * 1024
     connections: PositiveInt = 4096
+    unknown_fields: Literal["report", "refuse"] = "report"
 
 
 class Tracing(Section, frozen=True):
@@ -423,6 +433,28 @@ class Logs(Section, frozen=True):
 
     format: Literal["auto", "json", "text"] = "auto"
     access: bool = True
+
+
+# What a webhook can be called on.
+NotifyKind = Literal["budget", "store_loss", "replica_slow"]
+
+
+class NotifySettings(Section, frozen=True):
+    """Webhook that is called on events, for operators without Prometheus.
+
+    slow_factor, slow_for_s: a replica is slow if its batches take so many times as long as alike ones at the
+    fastest replica of its upstream, for so long.
+    """
+
+    url: str
+    secret: Annotated[str, msgspec.Meta(min_length=16)]
+    on: Annotated[tuple[NotifyKind, ...], msgspec.Meta(min_length=1)] = (
+        "budget",
+        "store_loss",
+        "replica_slow",
+    )
+    slow_factor: Annotated[float, msgspec.Meta(ge=2)] = 3.0
+    slow_for_s: PositiveFloat = 60.0
 
 
 class ReloadSettings(Section, frozen=True):
@@ -584,8 +616,10 @@ class Config(Section, frozen=True, kw_only=True):
     reload: ReloadSettings = ReloadSettings()
     logs: Logs = Logs()
     tracing: Tracing | None = None
+    notify: NotifySettings | None = None
     metrics: OtlpMetrics | None = None
     quotas: Quotas = Quotas()
+    end_users: EndUsersSettings | None = None
     audit: AuditSettings = AuditSettings()
     limits: Limits = Limits()
     engine: EngineSettings = EngineSettings()
@@ -632,6 +666,20 @@ def limit_problems(limits: Mapping[str, LimitAmount]) -> dict[str, str]:
     """Return a message for each limit that is unknown or has a wrong amount, by its name."""
     problems = {name: _limit_problem(name, amount) for name, amount in limits.items()}
     return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def end_user_limit_problems(limits: Mapping[str, LimitAmount]) -> dict[str, str]:
+    """Return a message for each limit that is unknown, has a wrong amount, or is none of end users."""
+    return limit_problems(limits) | shared_limit_problems(limits, "end users")
+
+
+def shared_limit_problems(limits: Iterable[str], owner: str) -> dict[str, str]:
+    """Return a message for each limit that only tenants, keys and models can have, by its name."""
+    return {
+        name: f"{owner} have no such limit: it counts slots of calls, or lines of batches"
+        for name in limits
+        if name == "requests_in_flight" or name.startswith("batch_")
+    }
 
 
 def _limit_problem(name: str, amount: LimitAmount) -> str | None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from gateway.config.access_checks import (
     NO_NETWORK,
     all_limit_problems,
+    end_user_problems,
     is_network,
     listener_problems,
     sign_on_problems,
@@ -27,6 +28,7 @@ from gateway.config.schema import (
     Defaults,
     FetchSettings,
     ManagerSettings,
+    NotifySettings,
 )
 from gateway.config.upstream_checks import (
     currency_problem,
@@ -73,9 +75,11 @@ def config_problems(config: Config, upstreams: Collection[str], models: Collecti
         yield from header_problems(config.tracing.headers, "tracing.headers")
     if config.metrics is not None:
         yield from header_problems(config.metrics.headers, "metrics.headers")
+    yield from _notify_problems(config.notify)
     for name, upstream in config.upstreams.items():
         yield from upstream_problems(upstream, f"upstreams.{name}")
     yield from _default_problems(config.defaults, models)
+    yield from end_user_problems(config.end_users)
     yield from tenant_problems(config, models)
     yield from sign_on_problems(config.sign_on, models)
     for name, model in config.models.items():
@@ -93,6 +97,36 @@ def _default_problems(defaults: Defaults, models: Collection[str]) -> Iterator[P
     if defaults.any_name and len(models) > 1:
         message = f"needs a file with one model, which serves every name; this one has {len(models)}"
         yield Problem("defaults.any_name", message)
+
+
+def _notify_problems(notify: NotifySettings | None) -> Iterator[Problem]:
+    """Yield the problems of a webhook. The messages leave its address out, which may contain a secret."""
+    if notify is None:
+        return
+    if not _can_be_called(notify.url):
+        yield Problem("notify.url", "not an address that can be called, https://host/path")
+    elif "@" in urlsplit(notify.url).netloc:
+        yield Problem(
+            "notify.url", "has a user or password; receivers check the signature, see `notify.secret`"
+        )
+    if len(set(notify.on)) < len(notify.on):
+        yield Problem("notify.on", "names an event twice")
+
+
+def _can_be_called(url: str) -> bool:
+    """Return whether a URL is one of HTTP, without characters that the URL parser leaves out."""
+    if not url.isascii() or not url.isprintable() or " " in url:
+        return False
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and not parts.fragment
+        )
+    except ValueError:
+        return False
 
 
 def _fetch_problems(fetch: FetchSettings | None) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ import yaml
 from gateway.config.problems import ConfigError, Problem
 
 MERGE_TAG = "tag:yaml.org,2002:merge"
+BOOL_TAG, TEXT_TAG = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
 INDEX = re.compile(r"\[(\d+)\]")
 
 
@@ -121,8 +122,10 @@ class _Loader(yaml.SafeLoader):
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(problem="a key is one word", problem_mark=key_node.start_mark)
-            # Compared as text: every key is a name, and 1 would become the same name as "1".
+            # Every key is a name: `on` and `no` are words, and 1 would become the same name as "1".
             key = key_node.value
+            if key_node.tag == BOOL_TAG:
+                key_node.tag = TEXT_TAG
             if key in seen:
                 line = key_node.start_mark.line + 1
                 self.problems.append(

@@ -13,10 +13,10 @@ from gateway.audit.records import Actor
 from gateway.config.boot import AppBoot
 from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
-from gateway.config.schema import Config
+from gateway.config.schema import Config, NotifyKind
 from gateway.declared.additions import Edit, Listing
 from gateway.declared.host import HostCommand, HostResult, InstanceInfo
-from gateway.events import GatewayDrained, ProcessRestarted
+from gateway.events import GatewayDrained, ModelSummary, ProcessRestarted
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
@@ -106,11 +106,24 @@ class SetDrain(msgspec.Struct, frozen=True, tag="set_drain"):
     is_drained: bool
 
 
+class Notice(msgspec.Struct, frozen=True, tag="notice"):
+    """Event that a webhook is called on, which needs no reply.
+
+    key: equal for what several workers report of the same event. text: in words. data: names and numbers, no
+    inputs and no secrets.
+    """
+
+    kind: NotifyKind
+    key: str
+    text: str
+    data: Mapping[str, str | int | float]
+
+
 class Request(msgspec.Struct, frozen=True, tag="request"):
-    """Operator's request, which the parent carries out. number: repeated in the reply."""
+    """Operator's request, which the parent carries out, or a notice. number: repeated in the reply."""
 
     number: int
-    body: ReadFile | ListAdditions | SetDrain | Edit | HostCommand
+    body: ReadFile | ListAdditions | SetDrain | Edit | HostCommand | Notice
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
@@ -126,17 +139,6 @@ class InstancesUpdate(msgspec.Struct, frozen=True, tag="instances_update"):
     instances: tuple[InstanceInfo, ...]
 
 
-class ModelSummary(msgspec.Struct, frozen=True):
-    """A model as the banner shows it. operations: empty if no replica of it could be reached."""
-
-    name: str
-    backend: str
-    operations: tuple[str, ...]
-    dtype: str | None = None
-    dimensions: int | None = None
-    max_input_tokens: int | None = None
-
-
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     """Notice, sent once, that every upstream has loaded or has been tried.
 
@@ -145,6 +147,12 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
 
     models: tuple[ModelSummary, ...]
     problems: tuple[Problem, ...] = ()
+
+
+class Starting(msgspec.Struct, frozen=True, tag="starting"):
+    """Notice, sent every few seconds until the worker is ready. waiting: upstreams that are not ready yet."""
+
+    waiting: tuple[str, ...]
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -161,5 +169,5 @@ ToWorker: TypeAlias = (
     | GatewayDrained
 )
 ToParent: TypeAlias = (
-    WorkerReady | ConfigAck | ConfigDrained | Request | Heartbeat | SpaceReply | CanaryWithdrawn
+    WorkerReady | Starting | ConfigAck | ConfigDrained | Request | Heartbeat | SpaceReply | CanaryWithdrawn
 )

@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
@@ -35,10 +36,11 @@ from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config, ListenerTls
 from gateway.declared.additions import Edit, Listing
 from gateway.declared.host import HostCommand, HostResult
-from gateway.events import Event, GatewayDrained, ProcessRestarted, UpstreamJudged
+from gateway.events import Event, GatewayDrained, ModelSummary, ProcessRestarted, UpstreamJudged
 from gateway.processes import messages
 from gateway.processes.listeners import join_port
-from gateway.processes.messages import CanaryWithdrawn, ModelSummary, WorkerBoot, WorkerReady
+from gateway.processes.messages import CanaryWithdrawn, WorkerBoot, WorkerReady
+from gateway.processes.notices import notice_of
 from gateway.telemetry.access_log import LOGGED, log_change
 from gateway.telemetry.log_lines import CallLines, call_lines, write_lines
 
@@ -54,6 +56,7 @@ HEARTBEAT_EVERY_S = 1.0
 # Longer than any sensible client's keep-alive pool keeps an idle connection.
 KEEP_ALIVE_S = 75
 READY_POLL_S = 0.05
+STARTING_EVERY_S = 2.0
 # A request creates hundreds of objects and hardly any cycles. The default would collect on every second one.
 GC_THRESHOLD = 5_000
 ABANDON_S = 1.0
@@ -71,6 +74,8 @@ class ParentLink:
         # Replies that requests wait for, by the request's number.
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
+        self._poll = select.poll()
+        self._poll.register(status_fd, select.POLLOUT)
 
     def attach(self, application: Application) -> None:
         """Set the receiver of what the parent sends. Must precede the first call of `receive`."""
@@ -83,14 +88,22 @@ class ParentLink:
             # A signal may interrupt the write of a long line.
             line = line[os.write(self._status_fd, line) :]
 
+    def notify(self, notice: messages.Notice) -> None:
+        """Have the parent call the webhook."""
+        self._send_if_read(messages.Request(next(self._numbers), notice))
+
+    def _send_if_read(self, message: messages.Heartbeat | messages.Request) -> None:
+        """Send a short message, or drop it if the parent reads nothing now.
+
+        A stopped parent does not, and a write that waits for it would block the requests too.
+        """
+        if self._poll.poll(0):
+            self.send(message)
+
     async def send_heartbeats(self) -> None:
         """Send a heartbeat every second; runs until cancelled."""
-        poll = select.poll()
-        poll.register(self._status_fd, select.POLLOUT)
         while True:
-            # A stopped parent reads nothing, and a write that waits for it would block the requests too.
-            if poll.poll(0):
-                self.send(messages.Heartbeat())
+            self._send_if_read(messages.Heartbeat())
             await asyncio.sleep(HEARTBEAT_EVERY_S)
 
     async def request_reload(self, by: Actor) -> ReloadOutcome:
@@ -182,7 +195,6 @@ class DrainingServer(uvicorn.Server):
             return
         loop = asyncio.get_event_loop()
         self._stopping = loop.create_task(self._drain())
-        logger.info("stopping")
 
     async def _drain(self) -> None:
         in_flight = self._application.in_flight
@@ -249,8 +261,13 @@ async def _grpc_listener(application: Application, address: str | None) -> Async
 def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Application:
     log = access_lines.observe if boot.app.config.logs.access else log_change
 
+    notify = boot.app.config.notify
+    notified = () if notify is None else notify.on
+
     def observe(event: Event) -> None:
         log(event)
+        if notified and (notice := notice_of(event)) is not None and notice.kind in notified:
+            link.notify(notice)
         if isinstance(event, UpstreamJudged) and event.standing == "withdrawn":
             link.send(CanaryWithdrawn(event.model, event.upstream, event.reason))
 
@@ -314,13 +331,18 @@ def _tls_options(tls: ListenerTls) -> dict[str, Any]:
 
 async def _report_ready(application: Application, link: ParentLink, server: uvicorn.Server) -> None:
     gateway = application.gateway
+    report_s = time.monotonic()
     # Polled, and only while starting, so that the prober need not signal each replica's first attempt.
-    while not (  # noqa: ASYNC110
+    while not (
         server.started
         and application.groups.is_settled
         and all(upstream.startup_done for upstream in gateway.upstreams.values())
     ):
         await asyncio.sleep(READY_POLL_S)
+        if time.monotonic() >= report_s:
+            report_s += STARTING_EVERY_S
+            waiting = [name for name, upstream in gateway.upstreams.items() if not upstream.startup_done]
+            link.send(messages.Starting(tuple(waiting)))
     config, added = gateway.serving.config, application.added_models
     of_file = msgspec.structs.replace(
         config, models={name: model for name, model in config.models.items() if name not in added}

@@ -8,12 +8,13 @@ Invariant: a settlement stays here until the store has confirmed it.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
 import msgspec
 
+from gateway.quotas.end_users import USERS_KEPT_DAYS
 from gateway.quotas.ledger import LEASE_US, NOTHING, QuotaRequest
 from gateway.quotas.limits import Cost, Limit, LimitStatus
 from gateway.quotas.operations import (
@@ -26,7 +27,7 @@ from gateway.quotas.operations import (
     keys_of,
     limit_argument,
     reserve_argument,
-    usage_key,
+    user_limits_key,
 )
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
@@ -73,7 +74,8 @@ SETTLES_MAX = 64
 UNSETTLED_MAX = 10_000
 # Longer than the longest period: the state of an unused limit is deleted.
 STATE_TTL_S = 40 * 24 * 3600
-USAGE_TTL_S = 400 * 24 * 3600
+DAY_S = 24 * 3600
+USAGE_TTL_S = 400 * DAY_S
 # How long a settlement that frees no awaited place may wait for company. Meanwhile other gateways see less of
 # a limit, never more.
 SETTLE_WITHIN_S = 0.02
@@ -210,19 +212,25 @@ class Account:
         settlements = list(islice(self._settlements.values(), SETTLES_MAX))
         reserves, self._reserves = self._reserves[:RESERVES_MAX], self._reserves[RESERVES_MAX:]
         keys = keys_of(self._tenant)
-        limits, days = IndexOf[Limit](1), IndexOf[str](len(keys) + 1)
-        argument = {
+        limits, usage_keys = IndexOf[Limit](1), IndexOf[str](len(keys) + 1)
+        argument: dict[str, Any] = {
             "now": self._now_us() if self._now_us else 0,
             "lease": LEASE_US,
             "ttl": STATE_TTL_S,
             "usage_ttl": USAGE_TTL_S,
-            "settles": [settlement.pack(limits, days) for settlement in settlements],
+            "settles": [settlement.pack(limits, usage_keys) for settlement in settlements],
             "reserves": [pending.pack(limits) for pending in reserves],
             "limits": [limit_argument(limit) for limit in limits],
         }
+        requests = [settlement.request for settlement in settlements]
+        places = _places_of((*requests, *(pending.request for pending in reserves)), limits)
+        if places:
+            argument |= {"user_limits": usage_keys[user_limits_key(self._tenant)], "places": places}
+        if any(request.end_user is not None for request in requests):
+            argument["users_ttl"] = USERS_KEPT_DAYS * DAY_S
         self._is_enqueued, self._sent = False, SentBatch(tuple(limits), settlements, reserves)
         self._has_more = bool(self._reserves) or len(settlements) == SETTLES_MAX
-        return keys + [usage_key(self._tenant, day) for day in days], ENCODER.encode(argument)
+        return [*keys, *usage_keys], ENCODER.encode(argument)
 
     def on_reply(self, reply: bytes | StoreUnavailable) -> None:
         """Distribute the store's reply to the call that was on its way."""
@@ -272,3 +280,14 @@ class Account:
     def _clock_us(self) -> int:
         """Return this gateway's clock."""
         return self._now_us() if self._now_us else time.time_ns() // 1000
+
+
+def _places_of(requests: Sequence[QuotaRequest], limits: Iterable[Limit]) -> int:
+    """Return the number of limits of end users that are counted one by one; 0 if there are none in a call."""
+    if not any(limit.is_end_users for limit in limits):
+        return 0
+    return max(
+        request.end_user.most * sum(limit.is_end_users for limit in request.limits)
+        for request in requests
+        if request.end_user is not None
+    )

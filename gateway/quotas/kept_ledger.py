@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -20,17 +20,18 @@ import msgspec
 
 from gateway.config.state_folder import replace_private
 from gateway.events import Observe
-from gateway.quotas.ledger import MemoryLedger, QuotaRequest, Reservation, day_of
-from gateway.quotas.limits import SECOND_US, CalendarMeter, Cost, Limit, LimitStatus
+from gateway.quotas.end_users import USERS_KEPT_DAYS, EndUserDay
+from gateway.quotas.ledger import DAY_US, MemoryLedger, QuotaRequest, Reservation, day_of
+from gateway.quotas.limits import CalendarMeter, Cost, Limit, LimitStatus
 from gateway.quotas.usage import DAYS_MAX, UsageBy, UsageRow, usage_rows
 
 COUNTS_FILE = "quotas.json"
 LOCK_FILE = "quotas.lock"
 USAGE_FOLDER = "usage"
+USERS_FOLDER = "end_users"
 WRITE_EVERY_S = 5.0
 # Some 100,000 limits, or rows of one day's usage.
 FILE_BYTES_MAX = 32 * 1024 * 1024
-DAY_US = 24 * 3600 * SECOND_US
 
 Content = TypeVar("Content")
 
@@ -50,17 +51,26 @@ class CalendarCount(msgspec.Struct, frozen=True):
     alerted_us: int
 
 
-class UsageCount(msgspec.Struct, frozen=True):
-    """Usage of a model by a key on the file's day, in each unit."""
+class UsageCount(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Usage of a model on the file's day, in each unit, by a key, or in the files of end users by one."""
 
     tenant: str
     model: str
-    key: str
-    units: dict[str, int]
+    key: str = ""
+    units: dict[str, int] = {}
+    end_user: str = ""
 
 
-# Usage of one day: by tenant, then by model and key.
+# Usage of one day: by tenant, then by model and key, or by model and end user.
 DayUsage = dict[str, dict[tuple[str, str], dict[str, int]]]
+
+
+class DayFiles(msgspec.Struct, frozen=True):
+    """Files of a folder to write. days: content by day. first_day: that is kept."""
+
+    folder: str
+    days: Mapping[str, bytes]
+    first_day: str
 
 
 class CountsFolder:
@@ -106,24 +116,34 @@ class CountsFolder:
         """Return the limits as they were last written."""
         return self._read(self.path / COUNTS_FILE, list[CalendarCount]) or []
 
-    def read_day(self, day: str) -> DayUsage:
+    def read_day(self, day: str, folder: str = USAGE_FOLDER) -> DayUsage:
         """Return the usage of a day."""
         usage: DayUsage = {}
-        for count in self._read(self._day(day), list[UsageCount]) or []:
-            usage.setdefault(count.tenant, {})[count.model, count.key] = count.units
+        for count in self._read(self._day(day, folder), list[UsageCount]) or []:
+            usage.setdefault(count.tenant, {})[count.model, count.key or count.end_user] = count.units
         return usage
 
-    def write(self, counts: bytes, days: Mapping[str, bytes], first_day: str) -> bool:
-        """Replace the files of limits and of these days, and remove days before the first that is kept."""
+    def forget_end_user(self, tenant: str, names: Collection[str], except_days: Collection[str]) -> set[str]:
+        """Count the usage of an end user as that of others; return the days with rows of it."""
+        found = set()
+        with self._writing:
+            for path in (self.path / USERS_FOLDER).glob("*.json"):
+                usage = {} if path.stem in except_days else self.read_day(path.stem, USERS_FOLDER)
+                users = EndUserDay(usage.get(tenant))
+                if users.forget(names):
+                    usage[tenant] = users.counts
+                    _replace(path, _encoded_users(usage))
+                    found.add(path.stem)
+        return found
+
+    def write(self, counts: bytes, *folders: "DayFiles") -> bool:
+        """Replace the files of limits and of some days, and remove days before the first that is kept."""
         try:
             with self._writing:
-                (self.path / USAGE_FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _replace(self.path / COUNTS_FILE, counts)
-                for day, usage in days.items():
-                    _replace(self._day(day), usage)
-                for path in (self.path / USAGE_FOLDER).glob("*.json"):
-                    if path.stem < first_day:
-                        path.unlink(missing_ok=True)
+                for folder in folders:
+                    self._write_days(folder)
         except OSError as error:
             self.log(f"{self.path} cannot be written: {error.strerror}")
             return False
@@ -140,8 +160,18 @@ class CountsFolder:
                 problem,
             )
 
-    def _day(self, day: str) -> Path:
-        return self.path / USAGE_FOLDER / f"{day}.json"
+    def _write_days(self, files: "DayFiles") -> None:
+        folder = self.path / files.folder
+        if files.days:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        for day, usage in files.days.items():
+            _replace(self._day(day, files.folder), usage)
+        for path in folder.glob("*.json"):
+            if path.stem < files.first_day:
+                path.unlink(missing_ok=True)
+
+    def _day(self, day: str, folder: str) -> Path:
+        return self.path / folder / f"{day}.json"
 
     def _read(self, path: Path, kind: type[list[Content]]) -> "list[Content] | None":
         try:
@@ -185,12 +215,23 @@ class KeptLedger(MemoryLedger):
     async def usage(self, tenant: str, days: Sequence[str], by: UsageBy = "model") -> list[UsageRow]:
         """Return the settled usage, also that of earlier processes."""
         rows = []
+        known, folder = (self._users, USERS_FOLDER) if by == "end_user" else (self._usage, USAGE_FOLDER)
         for day in sorted(days):
-            counts = self._usage.get((tenant, day))
-            if counts is None and self._folder.is_held:
-                counts = (await asyncio.to_thread(self._folder.read_day, day)).get(tenant)
-            rows += usage_rows(tenant, day, counts or {}, by)
+            counts = self._counts(tenant, day, by)
+            if (tenant, day) not in known and self._folder.is_held:
+                counts = (await asyncio.to_thread(self._folder.read_day, day, folder)).get(tenant, {})
+            rows += usage_rows(tenant, day, counts, by)
         return rows
+
+    async def forget_end_user(self, tenant: str, names: Collection[str]) -> int:
+        """Count the usage of an end user as that of others, also that of earlier processes."""
+        days = self._forget_in_memory(tenant, names)
+        await super().forget_end_user(tenant, names)
+        if self._folder.is_held:
+            known = {day for _, day in self._users}
+            await asyncio.to_thread(self._folder.write, *self._content())
+            days |= await asyncio.to_thread(self._folder.forget_end_user, tenant, names, known)
+        return len(days)
 
     async def maintain(self) -> None:
         """Write the counts after changes until cancelled."""
@@ -220,10 +261,15 @@ class KeptLedger(MemoryLedger):
             meter = self._meter(count.tenant, count.limit)
             if isinstance(meter, CalendarMeter):
                 meter.restore(count.start_us, count.used, count.alerted_us)
+                self._meters[count.tenant, count.limit] = meter
+                self._user_limits.record(count.tenant, [meter.status(self._now())], 0, self._now())
         now_us = self._now()
         for day in {day_of(now_us), day_of(now_us - DAY_US), *(day for _, day in self._usage)}:
             for tenant, counts in self._folder.read_day(day).items():
                 self._add_usage(tenant, day, counts)
+        for day in {day_of(now_us), day_of(now_us - DAY_US), *(day for _, day in self._users)}:
+            for tenant, counts in self._folder.read_day(day, USERS_FOLDER).items():
+                self._users[tenant, day].join(counts)
 
     def _add_usage(self, tenant: str, day: str, counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
         known = self._usage[tenant, day]
@@ -232,8 +278,8 @@ class KeptLedger(MemoryLedger):
             for unit, amount in units.items():
                 own[unit] = own.get(unit, 0) + amount
 
-    def _content(self) -> tuple[bytes, dict[str, bytes], str]:
-        """Return the content of all files, and the first day that is kept."""
+    def _content(self) -> tuple[bytes, "DayFiles", "DayFiles"]:
+        """Return the content of all files."""
         now_us = self._now()
         counts = []
         for tenant, meter in self._calendars():
@@ -244,13 +290,32 @@ class KeptLedger(MemoryLedger):
         for (tenant, day), by_name in self._usage.items():
             days[day] += [UsageCount(tenant, model, key, units) for (model, key), units in by_name.items()]
         encoded = {day: msgspec.json.encode(usage) for day, usage in days.items()}
-        return msgspec.json.encode(counts), encoded, day_of(now_us - DAYS_MAX * DAY_US)
+        users: defaultdict[str, DayUsage] = defaultdict(dict)
+        for (tenant, day), found in self._users.items():
+            users[day][tenant] = found.counts
+        encoded_users = {day: _encoded_users(usage) for day, usage in users.items()}
+        return (
+            msgspec.json.encode(counts),
+            DayFiles(USAGE_FOLDER, encoded, day_of(now_us - DAYS_MAX * DAY_US)),
+            DayFiles(USERS_FOLDER, encoded_users, day_of(now_us - USERS_KEPT_DAYS * DAY_US)),
+        )
 
     def _forget_past_days(self) -> None:
         """Drop the usage of days that have been written and get no more."""
         yesterday = day_of(self._now() - DAY_US)
         for tenant, day in [key for key in self._usage if key[1] < yesterday]:
             del self._usage[tenant, day]
+        for tenant, day in [key for key in self._users if key[1] < yesterday]:
+            del self._users[tenant, day]
+
+
+def _encoded_users(usage: DayUsage) -> bytes:
+    counts = [
+        UsageCount(tenant, model, units=units, end_user=name)
+        for tenant, found in usage.items()
+        for (model, name), units in found.items()
+    ]
+    return msgspec.json.encode(counts)
 
 
 def _replace(path: Path, content: bytes) -> None:

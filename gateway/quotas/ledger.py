@@ -7,7 +7,7 @@ settlement, by a refund, or by its expiry, after which it counts as spent.
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from heapq import heappop, heappush
 from typing import Protocol
@@ -17,6 +17,7 @@ import msgspec
 from gateway.config.money import in_currency
 from gateway.errors import QuotaExceeded, RequestExceedsLimit
 from gateway.events import BudgetAlert, Observe
+from gateway.quotas.end_users import USERS_KEPT_DAYS, EndUser, EndUserDay, EndUserLimits
 from gateway.quotas.limit_text import Bound, LimitText, format_duration, rate_limit_headers
 from gateway.quotas.limits import (
     SECOND_US,
@@ -33,6 +34,7 @@ from gateway.quotas.limits import (
 from gateway.quotas.usage import UsageBy, UsageRow, usage_rows
 
 BELIEVED_US = SECOND_US
+DAY_US = 24 * 3600 * SECOND_US
 
 
 # OpenAI's clients ignore a longer one; the exact wait is in the message.
@@ -50,8 +52,9 @@ class QuotaRequest(msgspec.Struct, frozen=True):
 
     id: makes a repeated reserve idempotent. expires_us: from now; an unsettled reservation then counts as
     spent. model: the name under which usage is recorded; without one, none is. key: id of the key that it is
-    recorded for. shadow: count, but never refuse. is_bound: the tokens are an upper bound, not a count.
-    is_lower_bound: the cost is the least that the call can have.
+    recorded for. end_user: that it is recorded for, too; None for none. shadow: count, but never refuse.
+    is_bound: the tokens are an upper bound, not a count. is_lower_bound: the cost is the least that the call
+    can have.
     """
 
     id: str
@@ -64,6 +67,7 @@ class QuotaRequest(msgspec.Struct, frozen=True):
     is_bound: bool = False
     is_lower_bound: bool = False
     key: str = ""
+    end_user: EndUser | None = None
 
     def text(self, limit: Limit) -> LimitText:
         """Return the words for one of its limits."""
@@ -183,8 +187,15 @@ class Ledger(Protocol):
         """
 
     async def usage(self, tenant: str, days: Sequence[str], by: UsageBy = "model") -> list[UsageRow]:
-        """Return the settled usage of those days (YYYY-MM-DD, UTC), by model, or by model and key.
+        """Return the settled usage of those days (YYYY-MM-DD, UTC), by model, and by key or end user.
 
+        Raises: QuotaUnavailable.
+        """
+
+    async def forget_end_user(self, tenant: str, names: Collection[str]) -> int:
+        """Count the usage of an end user as that of others, and drop its limits' state.
+
+        names: under which it may have been counted. Return the number of days that had rows of it.
         Raises: QuotaUnavailable.
         """
 
@@ -232,7 +243,12 @@ class SpentLimits:
         reports = self._reports.get(tenant, {})
         # Keys have limits of their own, so a tenant may have several reports at once.
         kept = {limit: report for limit, report in reports.items() if now_us - report.seen_us < BELIEVED_US}
-        new = {status.limit: Report(status, at_us, now_us) for status in limit_statuses}
+        # End users may be many, and each report of a tenant is looked at here.
+        new = {
+            status.limit: Report(status, at_us, now_us)
+            for status in limit_statuses
+            if not status.limit.is_end_users
+        }
         self._reports[tenant] = kept | new
 
     def forget(self, tenant: str) -> None:
@@ -315,6 +331,9 @@ class MemoryLedger(Ledger):
         self._expiries: list[tuple[int, int, str]] = []
         # By tenant and day, then by model and key.
         self._usage: dict[tuple[str, str], dict[tuple[str, str], dict[str, int]]] = defaultdict(dict)
+        # By tenant and day.
+        self._users: defaultdict[tuple[str, str], EndUserDay] = defaultdict(EndUserDay)
+        self._user_limits = EndUserLimits()
         self._spent = SpentLimits(self._now)
 
     def refuse_if_spent(self, tenant: str, limits: tuple[Limit, ...], least: Cost) -> None:
@@ -325,33 +344,39 @@ class MemoryLedger(Ledger):
         """Take a cost from all limits, or from none. Raises: QuotaExceeded, RequestExceedsLimit."""
         now_us = self._now()
         self._expire(now_us)
-        meters = [self._meter(request.tenant, limit) for limit in request.limits]
+        counted = self._counted(request, now_us)
+        meters = [self._meter(request.tenant, limit) for limit in counted]
         if request.id in self._open:
-            return Reservation(request, tuple(meter.status(now_us) for meter in meters))
+            return Reservation(request, _statuses(request, meters, now_us))
         if not request.shadow and not self._is_share:
             request.check_reachable()
-        waits = [(meter.wait_us(self._fitting(request, meter.limit), now_us), meter) for meter in meters]
-        longest_us, blocking = max(waits, key=lambda wait: wait[0], default=(0, None))
-        over = blocking.limit if blocking is not None and longest_us > 0 else None
+        waits = [meter.wait_us(self._fitting(request, meter.limit), now_us) for meter in meters]
+        longest_us, blocking = max(zip(waits, request.limits, strict=True), key=_first, default=(0, None))
+        over = blocking if longest_us > 0 else None
         if over is not None and not request.shadow:
-            statuses = [meter.status(now_us) for meter in meters]
+            statuses = _statuses(request, meters, now_us)
             self._spent.record(request.tenant, statuses, now_us)
             raise request.refusal(over, longest_us, statuses, now_us)
         self._spent.forget(request.tenant)
         self._number += 1
         for meter in meters:
             meter.take(self._number, request.cost.of(meter.limit.unit), now_us)
-        self._open[request.id] = (self._number, request)
+        self._open[request.id] = (
+            self._number,
+            request if counted is request.limits else _with(request, counted),
+        )
         heappush(self._expiries, (now_us + request.expires_us, self._number, request.id))
-        return Reservation(request, tuple(meter.status(now_us) for meter in meters), over=over, at_us=now_us)
+        if request.end_user is not None:
+            self._keep_user_limits(request, meters, now_us)
+        return Reservation(request, _statuses(request, meters, now_us), over=over, at_us=now_us)
 
     def settle(self, reservation: Reservation, actual: Cost) -> tuple[LimitStatus, ...]:
         """Correct a reservation to its actual cost and return the limits afterwards."""
         now_us = self._now()
         self._expire(now_us)
         request = reservation.request
-        meters = [self._meter(request.tenant, limit) for limit in request.limits]
-        number, _ = self._open.pop(request.id, (None, request))
+        number, counted = self._open.pop(request.id, (None, request))
+        meters = [self._meter(request.tenant, limit) for limit in counted.limits]
         if number is not None:
             for meter in meters:
                 unit = meter.limit.unit
@@ -360,7 +385,7 @@ class MemoryLedger(Ledger):
                 self._record_usage(request, actual, now_us)
             if actual != request.cost:
                 self._spent.forget(request.tenant)
-        statuses = tuple(meter.status(now_us) for meter in meters)
+        statuses = _statuses(request, meters, now_us)
         for meter, status in zip(meters, statuses, strict=True):
             if number is not None and isinstance(meter, CalendarMeter) and meter.take_alert():
                 self._observe(budget_alert(request.tenant, status.limit, meter.used))
@@ -369,10 +394,14 @@ class MemoryLedger(Ledger):
     async def usage(self, tenant: str, days: Sequence[str], by: UsageBy = "model") -> list[UsageRow]:
         """Return the usage that this process has settled since its start."""
         return [
-            row
-            for day in sorted(days)
-            for row in usage_rows(tenant, day, self._usage.get((tenant, day), {}), by)
+            row for day in sorted(days) for row in usage_rows(tenant, day, self._counts(tenant, day, by), by)
         ]
+
+    async def forget_end_user(self, tenant: str, names: Collection[str]) -> int:
+        """Count the usage of an end user as that of others; return the number of days with rows of it."""
+        for limit in self._user_limits.forget(tenant, names):
+            self._meters.pop((tenant, limit), None)
+        return len(self._forget_in_memory(tenant, names))
 
     def spent_share(self, tenant: str, limit: Limit) -> float | None:
         """Return the used share of a limit, or None if it was never used."""
@@ -406,9 +435,13 @@ class MemoryLedger(Ledger):
 
     def _meter(self, tenant: str, limit: Limit) -> Meter:
         key = (tenant, limit)
-        if key not in self._meters:
-            self._meters[key] = meter_for(limit, self._lease_us)
-        return self._meters[key]
+        meter = self._meters.get(key)
+        if meter is None:
+            meter = meter_for(limit, self._lease_us)
+            if not limit.is_end_users:
+                # Callers name end users: one is kept only for what it has taken.
+                self._meters[key] = meter
+        return meter
 
     def _expire(self, now_us: int) -> None:
         """Count expired reservations as spent."""
@@ -421,14 +454,72 @@ class MemoryLedger(Ledger):
                     self._meter(request.tenant, limit).forget(number)
 
     def _record_usage(self, request: QuotaRequest, actual: Cost, now_us: int) -> None:
-        counts = self._usage[request.tenant, day_of(now_us)].setdefault((request.model, request.key), {})
+        place = request.tenant, day_of(now_us)
+        counts = self._usage[place].setdefault((request.model, request.key), {})
         for unit in UNITS:
             counts[unit] = counts.get(unit, 0) + actual.of(unit)
+        if request.end_user is not None:
+            if place not in self._users:
+                self._forget_old_users(now_us)
+            units = [(unit, amount) for unit in UNITS if (amount := actual.of(unit))]
+            self._users[place].add(request.model, request.end_user, units)
+
+    def _forget_in_memory(self, tenant: str, names: Collection[str]) -> set[str]:
+        """Count the usage of an end user as that of others; return the days with rows of it."""
+        return {day for (owner, day), users in self._users.items() if owner == tenant and users.forget(names)}
+
+    def _forget_old_users(self, now_us: int) -> None:
+        """Drop the usage by end user of days for which it is not kept any more."""
+        first_day = day_of(now_us - USERS_KEPT_DAYS * DAY_US)
+        for place in [place for place in self._users if place[1] < first_day]:
+            del self._users[place]
+
+    def _counts(self, tenant: str, day: str, by: UsageBy) -> Mapping[tuple[str, str], Mapping[str, int]]:
+        """Return the usage of a day by model and key, or by model and end user."""
+        if by != "end_user":
+            return self._usage.get((tenant, day), {})
+        users = self._users.get((tenant, day))
+        return {} if users is None else users.counts
+
+    def _counted(self, request: QuotaRequest, now_us: int) -> Sequence[Limit]:
+        """Return the limits that a request takes from: of all others, if there are too many end users."""
+        if request.end_user is None:
+            return request.limits
+        counted, as_new = self._user_limits.counted(request.tenant, request.limits, request.end_user, now_us)
+        for limit in as_new:
+            self._meters.pop((request.tenant, limit), None)
+        return counted
+
+    def _keep_user_limits(self, request: QuotaRequest, meters: Sequence[Meter], now_us: int) -> None:
+        """Keep the limits of an end user from which a reservation has taken."""
+        statuses = [meter.status(now_us) for meter in meters]
+        self._user_limits.record(request.tenant, statuses, request.expires_us, now_us)
+        for meter in meters:
+            self._meters[request.tenant, meter.limit] = meter
 
     def _now(self) -> int:
         # A wall clock that steps back must not admit more.
         self._latest_us = max(self._latest_us, self._now_us())
         return self._latest_us
+
+
+def _with(request: QuotaRequest, limits: Sequence[Limit]) -> QuotaRequest:
+    return msgspec.structs.replace(request, limits=tuple(limits))
+
+
+def _first(pair: tuple[int, Limit]) -> int:
+    return pair[0]
+
+
+def _statuses(request: QuotaRequest, meters: Sequence[Meter], now_us: int) -> tuple[LimitStatus, ...]:
+    """Return the state of a request's limits, under their own names."""
+    statuses = tuple([meter.status(now_us) for meter in meters])
+    if request.end_user is None:
+        return statuses
+    return tuple(
+        msgspec.structs.replace(status, limit=limit)
+        for status, limit in zip(statuses, request.limits, strict=True)
+    )
 
 
 def day_of(now_us: int) -> str:

@@ -31,6 +31,8 @@ Period = Literal["second", "minute", "hour", "day", "month", "in_flight"]
 # The scripts compute with doubles, which are whole numbers up to here.
 AMOUNT_MAX = 2**52
 
+# End users beyond the number that is counted one by one.
+OTHER_USERS = "other"
 # Prefix of limits that count only lines of jobs.
 BATCH = "batch_"
 
@@ -49,19 +51,30 @@ WINDOWS_US: dict[Period, int] = {
 class Limit(msgspec.Struct, frozen=True, cache_hash=True):
     """Limit of `amount` units per period.
 
-    scope: prefix of the name unless the limit is the whole tenant's: "key <id> ", "model <name> ", "batch_".
+    scope: prefix of the name unless the limit is the whole tenant's: "key <id> ", "model <name> ", "batch_",
+    "end user <name> ". is_end_users: it is one of many, of which a ledger keeps a bounded number.
     """
 
     unit: Unit
     period: Period
     amount: int
     scope: str = ""
+    is_end_users: bool = False
 
     @property
     def name(self) -> str:
         """Name as in router.yaml, after the scope."""
         period = "in_flight" if self.period == "in_flight" else f"per_{self.period}"
         return f"{self.scope}{self.unit}_{period}"
+
+    def for_end_user(self, name: str) -> "Limit":
+        """Return the same limit for one end user."""
+        return Limit(self.unit, self.period, self.amount, end_user_scope(name), is_end_users=True)
+
+    @property
+    def for_other_users(self) -> "Limit":
+        """The same limit for all end users together that are too many to be counted one by one."""
+        return self.for_end_user(OTHER_USERS)
 
     @property
     def shown_amount(self) -> float:
@@ -71,7 +84,7 @@ class Limit(msgspec.Struct, frozen=True, cache_hash=True):
     @property
     def alert_at(self) -> int | None:
         """Used amount from which an alert is due, None for a limit without alerts."""
-        if self.unit != "budget" or self.period not in {"day", "month"}:
+        if self.unit != "budget" or self.period not in {"day", "month"} or self.is_end_users:
             return None
         return -(-self.amount * ALERT_PERCENT // 100)
 
@@ -120,6 +133,11 @@ class LimitStatus(msgspec.Struct, frozen=True):
     limit: Limit
     remaining: int
     reset_us: int
+
+
+def end_user_scope(name: str) -> str:
+    """Return the prefix for the names of an end user's limits."""
+    return f"end user {name} "
 
 
 def parse_limit(name: str, amount: float, scope: str = "") -> Limit:

@@ -9,6 +9,7 @@ from itertools import count
 import msgspec
 
 from gateway.errors import QuotaExceeded
+from gateway.quotas.end_users import EndUser
 from gateway.quotas.ledger import (
     LEASE_US,
     NOTHING,
@@ -16,7 +17,17 @@ from gateway.quotas.ledger import (
     QuotaRequest,
     Reservation,
 )
-from gateway.quotas.limits import SECOND_US, UNITS, WINDOWS_US, Cost, Limit, LimitStatus, Unit, period_end_us
+from gateway.quotas.limits import (
+    OTHER_USERS,
+    SECOND_US,
+    UNITS,
+    WINDOWS_US,
+    Cost,
+    Limit,
+    LimitStatus,
+    Unit,
+    period_end_us,
+)
 from gateway.quotas.operations import LimitState, decode_statuses
 
 # With room for this many requests in flight, and half of the limit free, requests hardly ever wait for it.
@@ -41,6 +52,7 @@ class OfflineUsage(msgspec.Struct, frozen=True):
     model: str = ""
     day: str = ""
     key: str = ""
+    end_user: EndUser | None = None
 
     def charge(self, today: str) -> QuotaRequest:
         """Build the request that charges it, whether it fits or not, but not to a period that is over.
@@ -51,7 +63,15 @@ class OfflineUsage(msgspec.Struct, frozen=True):
         limits = tuple([limit for limit in self.limits if not ended.get(limit.period)])
         id_ = f"owed-{secrets.token_hex(8)}"
         return QuotaRequest(
-            id_, self.tenant, limits, self.cost, LEASE_US, self.model, shadow=True, key=self.key
+            id_,
+            self.tenant,
+            limits,
+            self.cost,
+            LEASE_US,
+            self.model,
+            shadow=True,
+            key=self.key,
+            end_user=self.end_user,
         )
 
 
@@ -71,7 +91,9 @@ class LocalShare:
         self._states: dict[str, dict[Limit, tuple[LimitState, int]]] = defaultdict(dict)
         self._shares: dict[tuple[str, Limit], Limit] = {}
         self._requests: dict[str, QuotaRequest] = {}
-        self._usage: dict[tuple[str, tuple[Limit, ...], str, str, str], Cost] = {}
+        self._usage: dict[tuple[str, tuple[Limit, ...], str, str, str, EndUser | None], Cost] = {}
+        # End users with usage, of each tenant at most as many as are counted by name.
+        self._users: dict[str, set[str]] = defaultdict(set)
         self._rate_usage: dict[tuple[str, Limit], int] = defaultdict(int)
         self._numbers = count()
 
@@ -84,6 +106,8 @@ class LocalShare:
         now_us = time.time_ns() // 1000
         known = self._states[tenant]
         for limit, state in states:
+            if limit.is_end_users:
+                continue
             known[limit] = (state, now_us)
             if not is_down and (share := self._shares.pop((tenant, limit), None)):
                 self._ledger.forget(tenant, share)
@@ -140,13 +164,14 @@ class LocalShare:
         """Settle in the local share, and note the usage of that day for the store."""
         request = self._requests.pop(reservation.request.id, None)
         if request is not None:
-            calendars = tuple([limit for limit in request.limits if limit.period in ("day", "month")])
-            key = (request.tenant, calendars, request.model, day, request.key)
+            limits = [limit for limit in request.limits if not limit.is_end_users]
+            calendars = tuple([limit for limit in limits if limit.period in ("day", "month")])
+            key = (request.tenant, calendars, request.model, day, request.key, self._counted_user(request))
             used = self._usage.get(key, NOTHING)
             self._usage[key] = msgspec.structs.replace(
                 used, **{unit: used.of(unit) + actual.of(unit) for unit in UNITS}
             )
-            for limit in request.limits:
+            for limit in limits:
                 if limit.period in WINDOWS_US:
                     self._rate_usage[request.tenant, limit] += actual.of(limit.unit)
         return self._ledger.settle(reservation, actual)
@@ -161,9 +186,11 @@ class LocalShare:
     def take_usage(self) -> list[OfflineUsage]:
         """Return and forget the usage to charge to the store."""
         usage, self._usage = self._usage, {}
+        self._users.clear()
         rate_usage, self._rate_usage = self._rate_usage, defaultdict(int)
         charges = [
-            OfflineUsage(tenant, limits, cost, *rest) for (tenant, limits, *rest), cost in usage.items()
+            OfflineUsage(tenant, limits, cost, model, day, key, user)
+            for (tenant, limits, model, day, key, user), cost in usage.items()
         ]
         # A rate refills within its window: an older use no longer counts.
         charges += [
@@ -172,6 +199,16 @@ class LocalShare:
             if amount
         ]
         return charges
+
+    def _counted_user(self, request: QuotaRequest) -> EndUser | None:
+        """Return the end user of a request, or that of all others if too many have usage."""
+        user = request.end_user
+        if user is None:
+            return None
+        names = self._users[request.tenant]
+        if len(names) < user.most:
+            names.add(user.name)
+        return user if user.name in names else EndUser(OTHER_USERS, user.most)
 
     def _no_share(self, request: QuotaRequest, limit: Limit, share: Limit) -> QuotaExceeded:
         """Build the error for a call that a share of a day or month can never admit."""
@@ -190,6 +227,9 @@ class LocalShare:
         )
 
     async def _share(self, tenant: str, limit: Limit, gateways: int) -> Limit:
+        if limit.is_end_users:
+            # Its last state is not kept: callers may name any number of end users.
+            return _share_of(limit, None, gateways)
         key = (tenant, limit)
         if key not in self._shares:
             remaining = self._remaining(tenant, limit)

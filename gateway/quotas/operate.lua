@@ -1,10 +1,13 @@
 -- Operations of one tenant: settle, then reserve, each from all of its limits or from none.
 -- Every limit is read once and written once, and nothing is written before everything has been decided.
--- KEYS: states of limits (hash), open reservations (hash), their expiries (sorted set), usage of a day, ...
+-- KEYS: states of limits (hash), open reservations (hash), their expiries (sorted set), then in any order usage of
+--   a day, usage of end users on a day, and the fields of limits of end users by the end of their use (sorted set).
 -- ARGV[1], msgpack: now (0: the clock of Redis), lease (µs), ttl, usage_ttl (s),
---   limits: {f field, k kind, a amount, w window of a rate, p period of a calendar, n used amount of an alert},
+--   limits: {f field, k kind, a amount, w window of a rate, p period of a calendar, n used amount of an alert, and of
+--     an end user o, the field for all others},
+--   user_limits: index of that key, or nil; places: fields that it may have; users_ttl (s),
 --   settles: {id, mark, index of the usage key, {index of the limit, c, q, r, actual c, q, r, ...}, {field,
---     amount, ...}},
+--     amount, ...}, and with an end user {index of the key, most, name, {end of the field, amount, ...}}},
 --   reserves: {id, expires (µs from now), shadow, {index of the limit, c, q, r, ...}}.
 -- c is a cost, q and r the same in a rate's time. mark (µs, or 0): if no reservation is open, leave a mark for
 -- this long. A reserve that was withdrawn may still be on its way, and must then take nothing.
@@ -12,10 +15,18 @@
 --   {ok, index among its limits of the blocking one or 0, wait, state, ...}.
 local argument = cmsgpack.unpack(ARGV[1])
 local now = now_us(argument.now)
--- Expired reservations removed per call of the script; the next call continues.
+-- Expired reservations, and limits as new, removed per call of the script; the next call continues.
 local SWEPT_MAX = 32
 
 local states, changed = {}, {}
+-- A limit of an end user whose time has passed is as new: no reservation is open, and nothing is used.
+local user_limits = KEYS[argument.user_limits]
+local idle = user_limits and redis.call('ZRANGEBYSCORE', user_limits, '-inf', now, 'LIMIT', 0, SWEPT_MAX) or {}
+if #idle > 0 then
+  redis.call('HDEL', KEYS[1], unpack(idle))
+  redis.call('ZREM', user_limits, unpack(idle))
+end
+
 -- '#': number of reservations so far; '@': when their count began.
 local fields = {'#', '@'}
 for index, limit in ipairs(argument.limits) do fields[index + 2] = limit.f end
@@ -29,7 +40,7 @@ local function read(field, packed_state)
 end
 
 for index, limit in ipairs(argument.limits) do
-  states[limit.f] = packed[index + 2] and read(limit.f, packed[index + 2]) or new_state(limit)
+  states[limit.f] = packed[index + 2] and read(limit.f, packed[index + 2]) or (not limit.o and new_state(limit))
 end
 
 local function state_of(field)
@@ -39,6 +50,20 @@ local function state_of(field)
   end
   return states[field]
 end
+
+-- Return the field of a limit, with a state. That of an end user is the one for all others if no place is free.
+local taken
+local function field_of(limit)
+  if states[limit.f] then return limit.f end
+  taken = taken or redis.call('ZCARD', user_limits)
+  local field = limit.f
+  if taken < argument.places then taken = taken + 1 else field = limit.o end
+  states[field] = state_of(field) or new_state(limit)
+  return field
+end
+
+-- The end of use of each field of an end user that a reservation takes from.
+local used_until = {}
 
 -- Reservations by id: `stored` is the present content of Redis, `records` the new one. A record holds its number
 -- and, by limit, the period of a calendar or 0. The mark of a reservation closed before it was made is empty.
@@ -85,35 +110,40 @@ local function without_credits(amounts)
   return amounts
 end
 
-local usage, alerts = {}, {}
+local usage, users, alerts = {}, {}, {}
 for _, settle in ipairs(argument.settles) do
-  local id, mark, key, amounts, used = unpack(settle)
+  local id, mark, key, amounts, used, user = unpack(settle)
   without_credits(amounts)
   if is_open(id) then
     local record = cmsgpack.unpack(records[id])
     for at = 1, #amounts, 7 do
       local limit = argument.limits[amounts[at]]
-      local state, period = states[limit.f], record.p[limit.f]
-      if limit.k == 'rate' then
-        local q, r, actual_q, actual_r = amounts[at + 2], amounts[at + 3], amounts[at + 5], amounts[at + 6]
-        correct(state, record.n, difference(actual_q, actual_r, q, r, limit.a))
-      elseif limit.k == 'calendar' then
-        roll(limit, state, now)
-        if period == state.p then state.u = state.u + amounts[at + 4] - amounts[at + 1] end
-        -- Once in a period, for all gateways together. x: start of the last period that had an alert.
-        if limit.n and state.u >= limit.n and state.x ~= state.p then
-          state.x = state.p
-          alerts[limit.f] = true
+      local field = limit.o and record.p[limit.f] == nil and limit.o or limit.f
+      local state, period = state_of(field), record.p[field]
+      -- An end user that was forgotten meanwhile has no state.
+      if state then
+        if limit.k == 'rate' then
+          local q, r, actual_q, actual_r = amounts[at + 2], amounts[at + 3], amounts[at + 5], amounts[at + 6]
+          correct(state, record.n, difference(actual_q, actual_r, q, r, limit.a))
+        elseif limit.k == 'calendar' then
+          roll(limit, state, now)
+          if period == state.p then state.u = state.u + amounts[at + 4] - amounts[at + 1] end
+          -- Once in a period, for all gateways together. x: start of the last period that had an alert.
+          if limit.n and state.u >= limit.n and state.x ~= state.p then
+            state.x = state.p
+            alerts[limit.f] = true
+          end
+        else
+          end_lease(state, id, now)
         end
-      else
-        end_lease(state, id, now)
+        changed[field] = true
       end
-      changed[limit.f] = true
     end
     records[id] = false
     for at = 1, #used, 2 do
       if used[at + 1] > 0 then usage[#usage + 1] = {KEYS[key], used[at], used[at + 1]} end
     end
+    if user then users[#users + 1] = user end
   elseif mark > 0 and not records[id] then
     records[id], expiries[id] = '', now + mark
   end
@@ -125,7 +155,7 @@ local function reserve(id, expires, shadow, amounts)
   local is_repeated = records[id]
   for at = 1, #amounts, 4 do
     local limit = argument.limits[amounts[at]]
-    local wait = wait_us(limit, states[limit.f], amounts[at + 1], amounts[at + 2], amounts[at + 3], now)
+    local wait = wait_us(limit, states[field_of(limit)], amounts[at + 1], amounts[at + 2], amounts[at + 3], now)
     if wait > longest then longest, blocking = wait, (at + 3) / 4 end
   end
   -- A reserve with a known id is the retry of a call whose reply was lost.
@@ -137,16 +167,21 @@ local function reserve(id, expires, shadow, amounts)
     local record = {n = number, p = {}}
     for at = 1, #amounts, 4 do
       local limit = argument.limits[amounts[at]]
-      local state = states[limit.f]
+      local field = field_of(limit)
+      local state = states[field]
       take(limit, state, number, id, amounts[at + 1], amounts[at + 2], amounts[at + 3], now, argument.lease)
-      record.p[limit.f] = state.p or 0
-      changed[limit.f] = true
+      record.p[field] = state.p or 0
+      changed[field] = true
+      if limit.o then
+        local left = status(limit, state, now)[2] + 1
+        used_until[field] = math.max(used_until[field] or 0, now + math.max(left, expires))
+      end
     end
     records[id], expiries[id] = cmsgpack.pack(record), now + expires
   end
   for at = 1, #amounts, 4 do
     local limit = argument.limits[amounts[at]]
-    reply[#reply + 1] = status(limit, states[limit.f], now)
+    reply[#reply + 1] = status(limit, states[field_of(limit)], now)
   end
   return reply
 end
@@ -155,7 +190,8 @@ local replies = {}
 for index, request in ipairs(argument.reserves) do replies[index] = reserve(unpack(request)) end
 local final = {}
 for index, limit in ipairs(argument.limits) do
-  final[index] = status(limit, states[limit.f], now)
+  -- Gateways keep no states of end users' limits.
+  final[index] = limit.o and {0, 0} or status(limit, states[limit.f], now)
   if alerts[limit.f] then final[index][3] = 1 end
 end
 
@@ -187,8 +223,31 @@ if #records_to_set > 0 then
   redis.call('ZADD', KEYS[3], unpack(scores))
   for index = 1, 3 do redis.call('EXPIRE', KEYS[index], argument.ttl) end
 end
+local incremented = {}
 for _, increment in ipairs(usage) do
   redis.call('HINCRBY', increment[1], increment[2], increment[3])
+  incremented[increment[1]] = true
 end
-for index = 4, usage[1] and #KEYS or 0 do redis.call('EXPIRE', KEYS[index], argument.usage_ttl) end
+for key in pairs(incremented) do redis.call('EXPIRE', key, argument.usage_ttl) end
+local END = string.char(31)
+for _, user in ipairs(users) do
+  local key, most, name, amounts = KEYS[user[1]], user[2], user[3], user[4]
+  if redis.call('HEXISTS', key, name .. END) == 0 then
+    if tonumber(redis.call('HGET', key, END) or 0) < most then
+      redis.call('HSET', key, name .. END, 1)
+      redis.call('HINCRBY', key, END, 1)
+    else
+      name = 'other'
+    end
+  end
+  for at = 1, #amounts, 2 do
+    if amounts[at + 1] > 0 then redis.call('HINCRBY', key, name .. amounts[at], amounts[at + 1]) end
+  end
+  redis.call('EXPIRE', key, argument.users_ttl)
+end
+for field, ends in pairs(used_until) do
+  ends = math.max(ends, tonumber(redis.call('ZSCORE', user_limits, field) or 0))
+  redis.call('ZADD', user_limits, ends, field)
+end
+if next(used_until) then redis.call('EXPIRE', user_limits, argument.ttl) end
 return cmsgpack.pack({now, final, replies})

@@ -45,6 +45,20 @@ def usage_key(tenant: str, day: str) -> str:
     return f"{_prefix(tenant)}:usage:{day}"
 
 
+def users_key(tenant: str, day: str) -> str:
+    """Return the key of the usage of a tenant's end users on a day.
+
+    A field is a name, KEY_END, the model, "|" and the unit; a name and KEY_END, if the name is known; or
+    KEY_END alone, with the number of known names.
+    """
+    return f"{_prefix(tenant)}:users:{day}"
+
+
+def user_limits_key(tenant: str) -> str:
+    """Return the key of the fields of limits of end users, by the moment from which each is as new."""
+    return f"{_prefix(tenant)}:user_limits"
+
+
 def _prefix(tenant: str) -> str:
     """Return the prefix of a tenant's keys, whose hash tag is the same for all of them."""
     # An empty tag is no tag: a cluster would spread the keys over its nodes and refuse every script on them.
@@ -93,8 +107,8 @@ class Settlement(msgspec.Struct, frozen=True):
     day: str
     mark_us: int
 
-    def pack(self, limit_index: IndexOf[Limit], day_index: IndexOf[str]) -> tuple[Any, ...]:
-        """Encode it as operate.lua reads it."""
+    def pack(self, limit_index: IndexOf[Limit], key_index: IndexOf[str]) -> tuple[Any, ...]:
+        """Encode it as operate.lua reads it. key_index: of the keys of usage."""
         request, actual = self.request, self.actual
         amounts: list[int] = []
         for limit in request.limits:
@@ -104,7 +118,13 @@ class Settlement(msgspec.Struct, frozen=True):
         for unit, field in _usage_fields(request.model, request.key):
             if amount := actual.of(unit):
                 usage += (field, amount)
-        return request.id, self.mark_us, day_index[self.day], amounts, usage
+        packed = request.id, self.mark_us, key_index[usage_key(request.tenant, self.day)], amounts, usage
+        user = request.end_user
+        if user is None or not usage:
+            return packed
+        end = len(request.key) + len(KEY_END) if request.key else 0
+        own = [f"{KEY_END}{part[end:]}" if isinstance(part, str) else part for part in usage]
+        return *packed, (key_index[users_key(request.tenant, self.day)], user.most, user.name, own)
 
 
 @lru_cache(maxsize=4096)
@@ -115,6 +135,8 @@ def limit_argument(limit: Limit) -> msgspec.Raw:
         argument |= {"k": "rate", "w": WINDOWS_US[limit.period]}
     elif limit.period != "in_flight":
         argument |= {"k": "calendar", "p": limit.period}
+    if limit.is_end_users:
+        argument["o"] = field_of(limit.for_other_users)
     if limit.alert_at is not None:
         argument["n"] = limit.alert_at
     return msgspec.Raw(msgspec.msgpack.encode(argument))
@@ -141,6 +163,13 @@ def _usage_fields(model: str, key: str) -> tuple[tuple[Unit, str], ...]:
     """Return the field of a day's usage hash for each unit of a model and key; none without a model."""
     name = f"{key}{KEY_END}{model}" if key else model
     return tuple((unit, f"{name}|{unit}") for unit in UNITS) if model else ()
+
+
+def user_field_parts(field: str) -> tuple[str, str, str] | None:
+    """Return the model, the end user and the unit of a field; None for a field that counts nothing."""
+    name, _, rest = field.partition(KEY_END)
+    model, _, unit = rest.rpartition("|")
+    return (model, name, unit) if rest else None
 
 
 def usage_field_parts(field: str) -> tuple[str, str, str]:

@@ -5,9 +5,10 @@ All keys of a tenant have one hash tag, so that its scripts run on one node of a
 
 import asyncio
 import logging
+import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Literal
 
@@ -16,6 +17,7 @@ import msgspec
 from gateway.errors import QuotaExceeded, QuotaUnavailable
 from gateway.events import Observe, StoreChanged
 from gateway.quotas.account import STATE_TTL_S, Account, Availability
+from gateway.quotas.end_users import USERS_KEPT_DAYS
 from gateway.quotas.ledger import (
     LEASE_US,
     Ledger,
@@ -24,9 +26,21 @@ from gateway.quotas.ledger import (
     SpentLimits,
     budget_alert,
 )
-from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus
+from gateway.quotas.limits import OTHER_USERS, SECOND_US, Cost, Limit, LimitStatus, end_user_scope
 from gateway.quotas.local_share import LocalShare, OfflineUsage
-from gateway.quotas.operations import LimitState, field_of, keys_of, usage_field_parts, usage_key
+from gateway.quotas.operations import (
+    DAY_US,
+    KEY_END,
+    LimitState,
+    day_name,
+    field_of,
+    keys_of,
+    usage_field_parts,
+    usage_key,
+    user_field_parts,
+    user_limits_key,
+    users_key,
+)
 from gateway.quotas.usage import UsageBy, UsageRow, usage_rows
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
@@ -36,6 +50,9 @@ logger = logging.getLogger("gateway")
 
 RENEW = load_script("meters", "renew")
 BEAT = load_script("meters", "beat")
+FORGET = load_script("forget")
+# Fields that one step of a scan looks at.
+SCAN_COUNT = 1000
 # Gateways with a heartbeat within this many seconds divide the limits while the store is down.
 ALIVE_S = 10.0
 GATEWAYS_KEY = "gw:gateways"
@@ -161,11 +178,63 @@ class RedisLedger(Ledger):
         try:
             await self._account(tenant).flush()
             for day in sorted(days):
-                fields = await self._client.execute("HGETALL", usage_key(tenant, day))
-                rows += usage_rows(tenant, day, _counts_of(fields), by)
+                if by == "end_user":
+                    # As many as a reply of one command would block Redis for.
+                    fields = await self._scan(users_key(tenant, day), "*")
+                    counts = _counts_of(fields, user_field_parts)
+                else:
+                    fields = await self._client.execute("HGETALL", usage_key(tenant, day))
+                    counts = _counts_of(fields, usage_field_parts)
+                rows += usage_rows(tenant, day, counts, by)
         except StoreUnavailable as error:
             raise QuotaUnavailable("the quota store is unavailable") from error
         return rows
+
+    async def forget_end_user(self, tenant: str, names: Collection[str]) -> int:
+        """Count the usage of an end user as that of others, and drop the state of its limits.
+
+        Raises: QuotaUnavailable.
+        """
+        days = [day_name(self._today() - number) for number in range(USERS_KEPT_DAYS + 1)]
+        found = set()
+        try:
+            await self._account(tenant).flush()
+            for name in names:
+                scope = end_user_scope(name)
+                fields = await self._scan(keys_of(tenant)[0], f"{_literal(scope)}*")
+                # The scope of "ann" is also the start of that of "ann lee".
+                fields = {
+                    each: state for each, state in fields.items() if b" " not in each[len(scope.encode()) :]
+                }
+                await self._forget([keys_of(tenant)[0], user_limits_key(tenant)], name, fields)
+                for day in days:
+                    key = users_key(tenant, day)
+                    fields = await self._scan(key, f"{_literal(name + KEY_END)}*")
+                    if fields and await self._forget([key], name, fields):
+                        found.add(day)
+        except StoreUnavailable as error:
+            raise QuotaUnavailable("the quota store is unavailable") from error
+        return len(found)
+
+    async def _forget(self, keys: Sequence[str], name: str, fields: Iterable[bytes]) -> int:
+        argument = msgspec.msgpack.encode((name, OTHER_USERS, [field.decode() for field in fields]))
+        return msgspec.msgpack.decode(await self._client.run_script(FORGET, keys, argument), type=int)
+
+    async def _scan(self, key: str, pattern: str) -> dict[bytes, bytes]:
+        """Return the fields of a hash that match, in steps that each are short. Raises: StoreUnavailable."""
+        found: dict[bytes, bytes] = {}
+        cursor = 0
+        while True:
+            cursor, fields = await self._client.execute(
+                "HSCAN", key, cursor, "MATCH", pattern, "COUNT", SCAN_COUNT
+            )
+            found |= fields
+            if not int(cursor):
+                return found
+
+    def _today(self) -> int:
+        """Return the day since 1970, of this gateway's clock or of a test's."""
+        return (self._now_us() if self._now_us else time.time_ns() // 1000) // DAY_US
 
     async def beat(self) -> int:
         """Record this gateway as alive and return the number of live gateways. Raises: StoreUnavailable."""
@@ -319,13 +388,21 @@ class RedisLedger(Ledger):
                     return
 
 
-def _counts_of(fields: Mapping[bytes, bytes]) -> dict[tuple[str, str], dict[str, int]]:
-    """Return the counts of a day's fields by model and key, then by unit."""
+def _counts_of(
+    fields: Mapping[bytes, bytes], parts_of: Callable[[str], tuple[str, str, str] | None]
+) -> dict[tuple[str, str], dict[str, int]]:
+    """Return the counts of a day's fields by model and key, or model and end user, then by unit."""
     counts: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for field, amount in fields.items():
-        model, key, unit = usage_field_parts(field.decode())
-        counts[model, key][unit] = int(amount)
+        if (parts := parts_of(field.decode())) is not None:
+            model, name, unit = parts
+            counts[model, name][unit] = int(amount)
     return counts
+
+
+def _literal(text: str) -> str:
+    """Return a pattern of Redis that matches a text only."""
+    return re.sub(r"([*?\[\]^\\-])", r"\\\1", text)
 
 
 @contextmanager

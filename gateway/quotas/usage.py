@@ -27,14 +27,15 @@ DAY_S = 24 * 3600
 MONTH = re.compile(r"\d{4}-\d{2}", re.ASCII)
 COUNT_COLUMNS = ("requests", "tokens", "inputs", "images", "cost")
 # What has a row of its own.
-UsageBy: TypeAlias = Literal["model", "key"]
+UsageBy: TypeAlias = Literal["model", "key", "end_user"]
 
 
 class UsageRow(msgspec.Struct, frozen=True):
     """Settled usage of one model by one tenant on one day (UTC).
 
     cost: in the gateway's currency, by the price at the time of each call. key: id of the key that was used,
-    empty for usage recorded without one; unset where keys are added up.
+    empty for usage recorded without one; unset where keys are added up. end_user: name under which an end
+    user is counted, `other` for all that were too many or are forgotten; unset in the same way.
     """
 
     tenant: str
@@ -46,6 +47,7 @@ class UsageRow(msgspec.Struct, frozen=True):
     images: int = 0
     cost: float = 0.0
     key: str | msgspec.UnsetType = msgspec.UNSET
+    end_user: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Forecast(msgspec.Struct, frozen=True):
@@ -90,9 +92,14 @@ class MonthUsage(msgspec.Struct, frozen=True):
 def usage_rows(
     tenant: str, day: str, counts: Mapping[tuple[str, str], Mapping[str, int]], by: UsageBy = "model"
 ) -> list[UsageRow]:
-    """Return the usage of a day, by model. counts: of each unit, by model and id of the key."""
-    if by == "key":
-        return [_row(tenant, day, model, units, key) for (model, key), units in sorted(counts.items())]
+    """Return the usage of a day, by model.
+
+    counts: of each unit, by model and id of the key, or by model and end user.
+    """
+    if by != "model":
+        return [
+            _row(tenant, day, model, units, {by: name}) for (model, name), units in sorted(counts.items())
+        ]
     totals: dict[str, Counter[str]] = {}
     for (model, _), units in counts.items():
         totals.setdefault(model, Counter()).update(units)
@@ -100,9 +107,10 @@ def usage_rows(
 
 
 def _row(
-    tenant: str, day: str, model: str, units: Mapping[str, int], key: str | msgspec.UnsetType = msgspec.UNSET
+    tenant: str, day: str, model: str, units: Mapping[str, int], names: Mapping[str, str] | None = None
 ) -> UsageRow:
-    return UsageRow(tenant, day, model, *_amounts(units), key)
+    row = UsageRow(tenant, day, model, *_amounts(units))
+    return row if not names else msgspec.structs.replace(row, **names)
 
 
 def days_between(since: date | None, until: date | None) -> list[str]:
@@ -146,17 +154,19 @@ def month_usage(
 ) -> MonthUsage:
     """Return the usage of a month. rows: of `days_of_month`, of all tenants. now: in UTC."""
     month = f"{first:%Y-%m}"
-    merged: defaultdict[tuple[str, str, str | msgspec.UnsetType], Counter[str]] = defaultdict(Counter)
+    merged: defaultdict[tuple[str, str, tuple[tuple[str, str], ...]], Counter[str]] = defaultdict(Counter)
     days: defaultdict[str | None, defaultdict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for row in rows:
         units = _units_of(row)
         days[row.tenant][row.day].update(units)
         days[None][row.day].update(units)
         if row.day.startswith(month):
-            merged[row.tenant, row.model, row.key].update(units)
+            names = ((name, getattr(row, name)) for name in ("key", "end_user"))
+            stated = tuple((name, value) for name, value in names if value is not msgspec.UNSET)
+            merged[row.tenant, row.model, stated].update(units)
     data = [
-        _row(tenant, month, model, units, key)
-        for (tenant, model, key), units in sorted(merged.items(), key=lambda item: tuple(map(str, item[0])))
+        _row(tenant, month, model, units, dict(names))
+        for (tenant, model, names), units in sorted(merged.items(), key=lambda item: item[0])
     ]
     tenants = sorted({row.tenant for row in data})
     totals = [_total(tenant, days[tenant], first, now) for tenant in tenants]

@@ -17,8 +17,10 @@ from gateway.events import (
     ConnectionFaulted,
     DescriptionRejected,
     Event,
+    GatewayReady,
     ModelStateReported,
     ReplicaChanged,
+    ReplicaSlow,
     SpaceChecked,
     SpaceOutcome,
     Stage,
@@ -163,6 +165,13 @@ def _fault_line(event: ConnectionFaulted) -> str:
     )
 
 
+def _ready_line(event: GatewayReady) -> str:
+    missing = [model.name for model in event.models if not model.operations]
+    note = f", not reached yet: {', '.join(missing)}" if missing else ""
+    names = ", ".join(model.name for model in event.models)
+    return f"ready at {event.url}, console at {event.console}; models: {names}{note}; key: {event.key}"
+
+
 def _budget_line(event: BudgetAlert) -> str:
     share = f"{event.spent / event.amount:.0%}"
     return f"tenant {event.tenant}: {share} of {event.budget} ({event.amount:g}) is spent or reserved"
@@ -213,6 +222,15 @@ FORMS: dict[type, EventForm] = {
         lambda event: f"upstream {event.upstream}: {event.replica} {STATES[event.state]} ({event.reason})",
         ("upstream", "replica", "state", "reason"),
     ),
+    ReplicaSlow: EventForm(
+        "replica_slow",
+        lambda _: logging.WARNING,
+        lambda event: (
+            f"upstream {event.upstream}: {event.replica} has been {event.slowness:.0f} times slower than the "
+            f"fastest replica for {event.for_s:.0f} s"
+        ),
+        ReplicaSlow.__struct_fields__,
+    ),
     ConnectionFaulted: EventForm(
         "connection",
         lambda event: logging.WARNING if event.pause_s else None,
@@ -247,6 +265,7 @@ FORMS: dict[type, EventForm] = {
     ),
     StoreLost: EventForm("store_lost", lambda _: logging.ERROR, _lost_line, StoreLost.__struct_fields__),
     AuditRecorded: EventForm("audit", lambda _: logging.INFO, _audit_line, AuditRecorded.__struct_fields__),
+    GatewayReady: EventForm("ready", lambda _: logging.INFO, _ready_line, GatewayReady.__struct_fields__),
     BudgetAlert: EventForm("budget", lambda _: logging.WARNING, _budget_line, BudgetAlert.__struct_fields__),
 }
 # Types of events that may have a line.
@@ -261,10 +280,11 @@ def call_line(event: CallFinished) -> str:
     trace = "" if event.trace_id is None else f"  trace={event.trace_id}"
     path = "" if event.path is None else f"  path={event.path}"
     key = "" if event.key_id is None else f"  key={event.key_id}"
+    user = "" if event.end_user is None else f"  end_user={json_text(event.end_user)}"
     address = "" if event.address is None else f"  from={_escaped(event.address[:ADDRESS_CHARACTERS_MAX])}"
     return (
         f"{event.method} {event.route} {event.status}{outcome}  {event.duration_s * 1000:.1f} ms"
-        f"{path}  tenant={event.tenant or '-'}{key}  model={event.model or '-'}"
+        f"{path}  tenant={event.tenant or '-'}{key}{user}  model={event.model or '-'}"
         f"  inputs={event.inputs}  tokens={event.tokens}{_attempts_text(event)}{address}"
         f"  id={event.request_id}{trace}"
     )
@@ -317,6 +337,7 @@ class CallFields(msgspec.Struct, omit_defaults=True):
     reason: str | None = None
     tenant: str | None = None
     key: str | None = None
+    end_user: str | None = None
     address: str | None = None
     model: str | None = None
     operation: str | None = None
@@ -354,6 +375,7 @@ def call_fields(event: CallFinished, time: str | None = None, level: str | None 
         event.reason,
         event.tenant,
         event.key_id,
+        event.end_user,
         None if event.address is None else _escaped(event.address[:ADDRESS_CHARACTERS_MAX]),
         event.model,
         event.operation,

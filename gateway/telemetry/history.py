@@ -27,6 +27,7 @@ from gateway.events import (
     Observers,
     ProcessRestarted,
     ReplicaChanged,
+    ReplicaSlow,
     SpaceChecked,
     Stage,
     StoreChanged,
@@ -39,7 +40,15 @@ from gateway.telemetry.totals import Totals, is_monitoring
 
 CHANGES_MAX = 50
 # Types of events that are changes.
-CHANGES = (ReplicaChanged, StoreChanged, StoreLost, SpaceChecked, UpstreamJudged, ProcessRestarted)
+CHANGES = (
+    ReplicaChanged,
+    ReplicaSlow,
+    StoreChanged,
+    StoreLost,
+    SpaceChecked,
+    UpstreamJudged,
+    ProcessRestarted,
+)
 # Weight of the newest latency in the running mean.
 NEWEST_SHARE = 0.1
 
@@ -76,7 +85,7 @@ class ChangeHistory:
         match event:
             case AttemptFinished():
                 self.observe_attempt(event)
-            case ReplicaChanged():
+            case ReplicaChanged() | ReplicaSlow():
                 self._replica_changed(event)
             case StoreChanged():
                 self.store_trouble = event.reason if event.away else ""
@@ -109,7 +118,10 @@ class ChangeHistory:
         """Drop the replicas of a removed or replaced upstream; the changes stay listed."""
         self._replicas = {key: history for key, history in self._replicas.items() if key[0] != upstream}
 
-    def _replica_changed(self, event: ReplicaChanged) -> None:
+    def _replica_changed(self, event: ReplicaChanged | ReplicaSlow) -> None:
+        if isinstance(event, ReplicaSlow):
+            self._add(_name(event), "slow", f"{event.slowness:.0f} times slower than the fastest replica")
+            return
         self._add(_name(event), event.state, event.reason)
         if event.state == "gone":
             self._replicas.pop((event.upstream, event.replica), None)
@@ -130,7 +142,7 @@ class ChangeHistory:
             history.add_latency(event.duration_s)
 
 
-def _name(event: ReplicaChanged | SpaceChecked) -> str:
+def _name(event: ReplicaChanged | ReplicaSlow | SpaceChecked) -> str:
     if event.upstream == event.replica:
         return event.upstream
     return f"{event.upstream} {event.replica}"
@@ -167,6 +179,7 @@ class RecentCall(msgspec.Struct, frozen=True):
     attempts: int = 0
     upstream_status: str | None = None
     upstream_words: str | None = None
+    end_user: str | None = None
     gateway: str | None = None
 
 
@@ -221,7 +234,7 @@ class RecentCalls:
         return [file for file in self._folder.glob(f"{FILE_PREFIX}*.json") if file != self._file]
 
 
-# Of an event, what a recent call repeats.
+# Of an event, what a recent call repeats: all between its time and its gateway.
 _REPEATED = attrgetter(*RecentCall.__struct_fields__[1:-1])
 
 

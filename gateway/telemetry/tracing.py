@@ -272,6 +272,7 @@ def _attributes(call: CallFinished) -> Mapping[str, str | int | tuple[str, ...]]
         "gateway.tokens": call.tokens,
         "gateway.tenant": call.tenant,
         "gateway.key_id": call.key_id,
+        "gateway.end_user": call.end_user,
         "gateway.inputs": call.inputs,
         "gateway.request_id": call.request_id,
         "gateway.replicas": call.replicas or None,

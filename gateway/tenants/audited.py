@@ -23,7 +23,9 @@ def tenant_fields(settings: TenantConfig) -> dict[str, Any]:
         for model, found in fields.pop("model_limits").items()
         for name, amount in found.items()
     }
-    return {"models": fields.pop("models"), **limits, **of_models, **fields}
+    own = fields.pop("end_user_limits").items()
+    of_users = {f"end_user_limits.{name}": amount for name, amount in own}
+    return {"models": fields.pop("models"), **limits, **of_models, **of_users, **fields}
 
 
 def key_fields(key: StoredKey) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from gateway.tenants.store import FIRST_KEY, StoreState, TenantStore
 
 # A revoked key is refused everywhere within a second: two polls.
 LOOK_EVERY_S = 0.4
+# Time between two notes of the days on which keys were used.
+NOTE_USES_EVERY_S = 10.0
 # Longest wait of an operator's request for the change that it made.
 REFRESH_TIMEOUT_S = 2.0
 
@@ -80,6 +82,7 @@ class KeyFollower:
         # The keyring has what the store or the snapshot has.
         self._serves = False
         self._trouble: StoreUnavailable | None = None
+        self._noted_s = 0.0
         self._wake = asyncio.Event()
         # Requests that wait until a read that begins after their change has ended.
         self._waiters: list[asyncio.Future[None]] = []
@@ -134,10 +137,25 @@ class KeyFollower:
                 for waiter in waiters:
                     if not waiter.done():
                         waiter.set_result(None)
+                await self._note_uses()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), LOOK_EVERY_S)
         finally:
+            await self._note_uses(at_once=True)
             await self.store.aclose()
+
+    async def _note_uses(self, *, at_once: bool = False) -> None:
+        """Store on which day each key was used last, now and then: once for each key and day."""
+        now_s = time.monotonic()
+        if not at_once and now_s - self._noted_s < NOTE_USES_EVERY_S:
+            return
+        self._noted_s = now_s
+        if not (uses := self._keyring.take_uses()):
+            return
+        try:
+            await self.store.note_uses(uses)
+        except StoreUnavailable:
+            self._keyring.return_uses(uses)
 
     async def refresh(self) -> None:
         """Wait until the keyring has every change made so far, or the store does not reply in time."""

@@ -104,9 +104,9 @@ class Tenant(msgspec.Struct, frozen=True):
     """Owner of a request: its permissions and limits, narrowed to those of the key that was sent.
 
     models: None means all. model_limits: by model, in place of the model's own limits. batch_limits: count
-    only lines of jobs, in addition to `limits`. key_mark: part of the key's digest, which
-    another key of the same id lacks. is_narrowed: the key may do less than its tenant, or is the token of one
-    of its users.
+    only lines of jobs, in addition to `limits`. end_user_limits: of each of its end users. key_mark: part of
+    the key's digest, which another key of the same id lacks. is_narrowed: the key may do less than its
+    tenant, or is the token of one of its users.
     """
 
     name: str
@@ -123,6 +123,7 @@ class Tenant(msgspec.Struct, frozen=True):
     batch_limits: tuple[Limit, ...] = ()
     key_mark: str = ""
     is_narrowed: bool = False
+    end_user_limits: tuple[Limit, ...] = ()
 
     def for_batches(self) -> "Tenant":
         """Return the tenant with the limits that count for lines of its jobs."""
@@ -174,6 +175,11 @@ class Keyring:
         self._owners: dict[str, tuple[str, Tenant]] = {}
         # Digests of keys that are valid no more, the latest last.
         self._former: dict[str, None] = {}
+        # Digests of keys that were used on a day; uses of stored keys that are not noted yet, by id.
+        self._used: set[str] = set()
+        self._uses: dict[str, str] = {}
+        self._use_day = ""
+        self._stored_ids: Mapping[str, str] = {}
         self._has_warned_of_end = False
         # Entries of client certificates that several stored tenants list.
         self._shared_entries: Collection[str] = frozenset()
@@ -296,6 +302,8 @@ class Keyring:
             raise _refusal(self._without_tenant.get(digest), may_be_stored=may_be_stored)
         if tenant.expires_s is not None and tenant.expires_s <= self._now_s() + self._clock_offset_s:
             raise Unauthenticated("this API key has expired")
+        if digest not in self._used:
+            self._note_use(digest)
         return tenant
 
     def identify_certificate(self, certificate: ClientCertificate) -> Tenant:
@@ -320,6 +328,27 @@ class Keyring:
             raise Unauthenticated("this client certificate has expired: connect with a new one")
         return found[0]
 
+    def take_uses(self) -> dict[str, str]:
+        """Return the stored keys that were used for the first time on a day, by id, and forget them."""
+        day = self._today()
+        if day != self._use_day:
+            self._use_day = day
+            self._used.clear()
+        uses, self._uses = self._uses, {}
+        return uses
+
+    def return_uses(self, uses: Mapping[str, str]) -> None:
+        """Take back uses that could not be noted."""
+        self._uses = {**uses, **self._uses}
+
+    def _note_use(self, digest: str) -> None:
+        self._used.add(digest)
+        if (id_ := self._stored_ids.get(digest)) is not None:
+            self._uses[id_] = self._today()
+
+    def _today(self) -> str:
+        return f"{datetime.fromtimestamp(self._now_s(), UTC):%Y-%m-%d}"
+
     def owner_of(self, key: StoredKey) -> Tenant:
         """Return the owner of a key that is not in the keyring: of the user of a verified token.
 
@@ -330,7 +359,7 @@ class Keyring:
             return _owner(settings, key)
         if key.tenant == OPERATORS:
             # They need no tenant, and without one there are no limits: they call no models.
-            scopes = tuple(scope for scope in key.scopes or () if scope in OPERATOR_SCOPES)
+            scopes = tuple(scope for scope in key.scopes or () if scope not in OPERATIONS)
             return _owner(config.TenantConfig(), msgspec.structs.replace(key, scopes=scopes))
         if self._store_unread or self._store_is_away:
             raise QuotaUnavailable("the store of tenants is unavailable, and this one is not known")
@@ -391,6 +420,8 @@ class Keyring:
             if not self.knows(digest):
                 self._former.pop(digest, None)
                 self._former[digest] = None
+        self._stored_ids = {key.digest: key.id for key in self._stored_keys}
+        self._used &= self._owners.keys()
         while len(self._former) > FORMER_KEYS_MAX:
             del self._former[next(iter(self._former))]
         for tenant, ids in _ids_by_tenant(self._without_tenant.values()).items():
@@ -518,6 +549,7 @@ def _owner(settings: config.TenantConfig, key: StoredKey) -> Tenant:
         expires_s=key.expires_s,
         key_mark=key.digest[-MARK_LENGTH:],
         is_narrowed=_is_narrowed(key),
+        end_user_limits=tuple([parse_limit(*limit) for limit in settings.end_user_limits.items()]),
     )
 
 

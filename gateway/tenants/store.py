@@ -15,7 +15,7 @@ import msgspec
 from gateway.audit.records import Actor, AuditRecord, ChangedField, changed_fields
 from gateway.audit.redis_store import APPEND, AUDIT, AuditInRedis
 from gateway.config import schema as config
-from gateway.config.schema import AuditSettings, TenantConfig, limit_problems
+from gateway.config.schema import AuditSettings, TenantConfig, end_user_limit_problems, limit_problems
 from gateway.events import AuditRecorded
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
@@ -441,6 +441,8 @@ def check_limits(keys: Iterable[StoredKey], tenants: Iterable[config.TenantConfi
     found = [key.limits for key in keys]
     for tenant in tenants:
         found += (tenant.limits, *tenant.model_limits.values())
+        for name, problem in end_user_limit_problems(tenant.end_user_limits).items():
+            raise ValueError(f"{name}: {problem}")
     for limits in found:
         for name, problem in limit_problems(limits).items():
             raise ValueError(f"{name}: {problem}")

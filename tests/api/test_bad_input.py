@@ -11,7 +11,8 @@ import pytest
 
 from gateway.api.server.body import place_of_broken_text
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, tei_with_hook, until
+from tests.fakes.hooks import Gate, tei_with_hook, until
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei
 
 OPENAI, EMBED, RERANK, SIMILARITY, TOKENIZE = (
@@ -47,9 +48,8 @@ async def post_bytes(
     boot: Boots, path: str, body: bytes, config: str = CONFIG, **headers: str
 ) -> httpx.Response:
     """Send one POST of raw bytes and return the reply."""
-    servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    async with boot(servers, config) as gateway:
+    async with boot(fakes(), config) as gateway:
         return await gateway.client.post(path, content=body, headers=named)
 
 

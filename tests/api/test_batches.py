@@ -159,6 +159,20 @@ async def test_errors_of_lines_are_in_the_error_file(gateway: Running) -> None:
         assert item["error"] is None
 
 
+async def test_lines_name_unknown_fields_too(boot: Boots, tmp_path: Path) -> None:
+    lines = "\n".join([line("known", "a"), line("unknown", "b", dimension=3)])
+    async with boot(servers(), with_batches(tmp_path)) as gateway:
+        output = await results(gateway, (await run(gateway, lines))["output_file_id"])
+    refusing = with_batches(tmp_path / "refusing") + "limits: {unknown_fields: refuse}\n"
+    async with boot(servers(), refusing) as gateway:
+        (refused,) = await results(gateway, (await run(gateway, lines))["error_file_id"])
+
+    assert {"known": None, "unknown": "dimension"} == {
+        item["custom_id"]: item["response"].get("ignored_fields") for item in output
+    }
+    assert "did you mean `dimensions`?" in refused["response"]["body"]["error"]["message"]
+
+
 async def test_a_broken_file_fails_with_the_line(gateway: Running) -> None:
     broken = [line("id-0", "again"), line("x", "y").replace("bge", "ada")]
     end = await run(gateway, "\n".join([texts(5), *broken]))

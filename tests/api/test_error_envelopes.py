@@ -15,7 +15,7 @@ from gateway.events import CallFinished
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook
-from tests.fakes.tei import FakeTei
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.waiting import PATIENCE_S
 
 LIMITED = f"""
@@ -84,11 +84,6 @@ def envelope_of(dialect: str, status: int) -> Any:
     return ENVELOPES[dialect]
 
 
-def healthy_replicas() -> dict[str, Any]:
-    """Return an embedding model and a reranker."""
-    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
-
-
 def path_of(dialect: str, model: str | None = None) -> str:
     """Return the path of a call in this dialect, to its default model or to `model`."""
     return PATHS[dialect].format(model or ("cross" if dialect == "rerank" else "bge"))
@@ -113,7 +108,7 @@ def body_of(dialect: str, model: str | None = None) -> dict[str, Any]:
     ids=lambda value: str(value)[:20],
 )
 async def test_a_malformed_body_is_refused(boot: Boots, dialect: str, content: bytes, kind: str) -> None:
-    async with boot(healthy_replicas(), CONFIG + LIMITED) as gateway:
+    async with boot(fakes(), CONFIG + LIMITED) as gateway:
         reply = await gateway.client.post(path_of(dialect), content=content)
 
         assert_reported(gateway, reply, kind, dialect)
@@ -134,7 +129,7 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("dialect", CHOICES)
 async def test_an_invalid_value_error_lists_the_allowed_values(boot: Boots, dialect: str) -> None:
     wrong, allowed = CHOICES[dialect]
-    async with boot(healthy_replicas()) as gateway:
+    async with boot(fakes()) as gateway:
         reply = await gateway.client.post(path_of(dialect), json=body_of(dialect) | wrong)
 
         assert_reported(gateway, reply, "invalid_input", dialect)
@@ -145,7 +140,7 @@ async def test_an_invalid_value_error_lists_the_allowed_values(boot: Boots, dial
 async def test_allowed_values_are_listed_after_a_long_value(boot: Boots, kind: str) -> None:
     body = body_of("sie") | {"params": {"output_dtype": "x" * 5000}}
     encode = msgspec.json.encode if kind == "application/json" else msgspec.msgpack.encode
-    async with boot(healthy_replicas()) as gateway:
+    async with boot(fakes()) as gateway:
         reply = await gateway.client.post(
             path_of("sie"), content=encode(body), headers={"content-type": kind}
         )
@@ -156,7 +151,7 @@ async def test_allowed_values_are_listed_after_a_long_value(boot: Boots, kind: s
 
 @DIALECTS
 async def test_an_empty_input_is_refused(boot: Boots, dialect: str) -> None:
-    async with boot(healthy_replicas()) as gateway:
+    async with boot(fakes()) as gateway:
         reply = await gateway.post(path_of(dialect), BODIES[dialect] | EMPTY[dialect])
 
         assert_reported(gateway, reply, "empty_input", dialect)
@@ -165,7 +160,7 @@ async def test_an_empty_input_is_refused(boot: Boots, dialect: str) -> None:
 @DIALECTS
 @pytest.mark.parametrize(("model", "kind"), [("no/where", "model_not_found"), ("strict", "model_forbidden")])
 async def test_an_unusable_model_is_refused(boot: Boots, dialect: str, model: str, kind: str) -> None:
-    async with boot(healthy_replicas(), CONFIG + LIMITED) as gateway:
+    async with boot(fakes(), CONFIG + LIMITED) as gateway:
         reply = await gateway.post(path_of(dialect, model), body_of(dialect, model))
 
         assert_reported(gateway, reply, kind, dialect)
@@ -174,7 +169,7 @@ async def test_an_unusable_model_is_refused(boot: Boots, dialect: str, model: st
 @DIALECTS
 async def test_a_model_without_the_operation_is_refused(boot: Boots, dialect: str) -> None:
     model = "no-rerank" if dialect == "rerank" else "cross"
-    async with boot(healthy_replicas()) as gateway:
+    async with boot(fakes()) as gateway:
         reply = await gateway.post(path_of(dialect, model), body_of(dialect, model))
 
         assert_reported(gateway, reply, "operation_unsupported", dialect)
@@ -195,7 +190,7 @@ async def test_a_model_without_the_operation_is_refused(boot: Boots, dialect: st
 async def test_invalid_headers_are_refused(
     boot: Boots, dialect: str, headers: dict[str, str], kind: str
 ) -> None:
-    async with boot(healthy_replicas(), CONFIG + LIMITED) as gateway:
+    async with boot(fakes(), CONFIG + LIMITED) as gateway:
         reply = await gateway.client.post(path_of(dialect), json=BODIES[dialect], headers=headers)
 
         assert_reported(gateway, reply, kind, dialect)
@@ -203,7 +198,7 @@ async def test_invalid_headers_are_refused(
 
 @DIALECTS
 async def test_a_wrong_method_is_refused(boot: Boots, dialect: str) -> None:
-    async with boot(healthy_replicas()) as gateway:
+    async with boot(fakes()) as gateway:
         reply = await gateway.client.get(path_of(dialect))
 
         assert_reported(gateway, reply, "method_not_allowed", dialect)
@@ -211,7 +206,7 @@ async def test_a_wrong_method_is_refused(boot: Boots, dialect: str) -> None:
 
 @DIALECTS
 async def test_an_exceeded_limit_is_refused(boot: Boots, dialect: str) -> None:
-    async with boot(healthy_replicas(), CONFIG + LIMITED) as gateway:
+    async with boot(fakes(), CONFIG + LIMITED) as gateway:
         first = await gateway.post(path_of(dialect), BODIES[dialect])
         reply = await gateway.post(path_of(dialect), BODIES[dialect])
 

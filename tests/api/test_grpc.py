@@ -23,7 +23,7 @@ from gateway.api.server.paths import OTHER
 from gateway.errors import FACTS, InvalidInput, MalformedBody
 from gateway.events import CallFinished
 from tests.conftest import CONFIG, KEY, Running, running_gateway
-from tests.fakes.hooks import CLASSIFIER, RERANKER, SPLADE, Gate, until
+from tests.fakes.hooks import CLASSIFIER, SPLADE, Gate, embedder_and_reranker, until
 from tests.fakes.tei import FakeTei, score_of, vector_of
 from tests.waiting import PATIENCE_S
 
@@ -64,9 +64,9 @@ class Client:
 @asynccontextmanager
 async def grpc_gateway(config: str = GRPC, **servers: Any) -> AsyncIterator[Client]:
     """Boot a gateway on fakes, with a gRPC listener on a port of its own."""
-    fakes = {"tei-0": FakeTei(), "tei-1": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
-    fakes |= {name.replace("_", "-"): server for name, server in servers.items()}
-    async with running_gateway(fakes, config) as gateway:
+    fakes = embedder_and_reranker() | {"tei-1": FakeTei()}
+    named = {name.replace("_", "-"): server for name, server in servers.items()}
+    async with running_gateway(fakes | named, config) as gateway:
         assert gateway.application.create_grpc is not None
         server = gateway.application.create_grpc()
         await server.start("127.0.0.1:0")

@@ -23,7 +23,8 @@ from gateway.telemetry.tracing import create_traces
 from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until
+from tests.fakes.hooks import Gate, respond_with, tei_with_hook, until
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei
 from tests.waiting import PATIENCE_S
 
@@ -265,8 +266,7 @@ async def test_shows_the_age_of_the_oldest_queued_input(boot: Boots) -> None:
 
 
 async def test_no_label_repeats_text_of_a_caller(boot: Boots) -> None:
-    servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
-    async with boot(servers) as gateway:
+    async with boot(fakes()) as gateway:
         for path in ["/madeup", "/v1/madeup", "/v1/models/madeup", "/models/madeup/embed"]:
             await gateway.client.get(path)
             await gateway.client.post(path, json={"inputs": "a"})

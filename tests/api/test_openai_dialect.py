@@ -15,7 +15,7 @@ from backends.contract import EmbedReply
 from gateway.api.dialects.openai.embeddings import encode_embeddings
 from gateway.api.server.encoding import Encoding, EncodingFormat
 from tests.conftest import KEY, Boots, posted
-from tests.fakes.hooks import RERANKER
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei, vector_of
 
 PATH = "/v1/embeddings"
@@ -75,7 +75,7 @@ async def test_uses_and_names_the_default_model(boot: Boots) -> None:
 
 
 async def test_rejects_a_model_that_does_not_embed(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}) as gateway:
+    async with boot(fakes()) as gateway:
         reply = await gateway.post(PATH, {"input": "a", "model": "cross"})
 
     assert 400 == reply.status_code

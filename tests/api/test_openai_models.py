@@ -5,7 +5,7 @@ import pytest
 
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots
-from tests.fakes.hooks import RERANKER
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei
 
 TENANTS = f"""
@@ -25,7 +25,7 @@ async def test_lists_the_configs_models_in_its_order(boot: Boots) -> None:
 
 
 async def test_each_model_lists_its_operations(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}) as gateway:
+    async with boot(fakes()) as gateway:
         items = (await gateway.client.get("/v1/models")).json()["data"]
 
     operations = {item["id"]: set(item["operations"]) for item in items}

@@ -28,6 +28,7 @@ from gateway.api.dialects.voyage import dialect as voyage
 from gateway.api.document.complete import texts_of
 from gateway.api.document.fields import MEANINGS
 from gateway.api.operators import keys, manager, replicas
+from gateway.api.operators.admin import EndUserName
 from gateway.api.operators.sign_in import SignInCode
 from gateway.api.wire import tei
 from gateway.app import ROUTES, SERVED
@@ -39,6 +40,8 @@ TEXTS = texts_of(SERVED)
 # Path of each POST → struct that it decodes. Paths below /models/{name} decode the same as at the root.
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
+    "/admin/keys/{key_id}/rotate": keys.RotateRequest,
+    "/admin/usage/forget": EndUserName,
     "/admin/instances": CreateInstance,
     "/ui/sign-on": SignInCode,
     "/admin/registry": manager.RegisterModel,

@@ -15,7 +15,8 @@ from gateway.quotas.ledger import MemoryLedger
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.checkpoint import write_small_files
-from tests.fakes.hooks import RERANKER, Gate, fail_with, respond_with, tei_with_hook, until
+from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei
 
 OPENAI = "/v1/embeddings"
@@ -195,9 +196,8 @@ async def test_tenant_may_use_only_its_models(boot: Boots, model: str | None) ->
 async def test_a_call_settles_at_what_the_upstream_computed(
     boot: Boots, path: str, body: dict[str, Any], tokens: int
 ) -> None:
-    servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
     ledger = MemoryLedger(Clock())
-    async with boot(servers, tenants("tokens_per_minute: 1000"), ledger=ledger) as gateway:
+    async with boot(fakes(), tenants("tokens_per_minute: 1000"), ledger=ledger) as gateway:
         reply = await gateway.post(path, body)
 
     assert 200 == reply.status_code

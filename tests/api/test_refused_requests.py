@@ -12,7 +12,8 @@ from gateway.quotas.ledger import MemoryLedger
 from gateway.tenants.keyring import key_digest
 from tests.api.test_quotas import OPENAI, Clock, embed, limited, tenants
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, tei_with_hook, until
+from tests.fakes.hooks import Gate, tei_with_hook, until
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei
 
 MANY = "requests_per_day: 10"
@@ -51,8 +52,7 @@ async def requests_left(gateway: Running) -> int:
 )
 async def test_a_refused_request_costs_one_request(boot: Boots, path: str, body: bytes, status: int) -> None:
     ledger = MemoryLedger(Clock())
-    servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
-    async with boot(servers, tenants(MANY), ledger=ledger) as gateway:
+    async with boot(fakes(), tenants(MANY), ledger=ledger) as gateway:
         refused = await gateway.client.post(path, content=body)
         assert (status, "9") == (refused.status_code, refused.headers["x-ratelimit-remaining-requests"])
         assert "10" == refused.headers["x-ratelimit-limit-requests"]

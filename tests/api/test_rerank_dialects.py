@@ -13,6 +13,7 @@ from gateway.api.dialects.cohere.rerank import NOT_CUT, REFUSED, RerankRequest, 
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request import Request
 from gateway.api.wire.vllm import VllmOptions
+from gateway.config.schema import Limits
 from tests.conftest import CONFIG, Boots, posted
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
@@ -292,7 +293,7 @@ async def test_malformed_json_on_the_shared_path_gets_teis_error(boot: Boots) ->
 @pytest.mark.parametrize(("priority", "bulk"), [(0, False), (None, False), (7, True)])
 async def test_priority_above_0_is_bulk(priority: int | None, bulk: bool) -> None:
     unused: Any = None
-    api = InferenceApi(unused, unused, unused, unused, 10)
+    api = InferenceApi(unused, unused, unused, unused, Limits(inputs=10))
     data = RerankRequest(query="q", documents=["a"], priority=priority)
 
     call = await decode_documents(Request(data, unused, api), data.documents)

@@ -19,6 +19,7 @@ from gateway.api.dialects.sie.dialect import (
 from gateway.api.server.encoding import json_bytes, quantize_rows
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request import Request
+from gateway.config.schema import Limits
 from tests.conftest import CONFIG, Boots, posted
 from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import score_of, vector_of
@@ -157,7 +158,9 @@ async def test_requests_several_kinds_of_output_in_one_call() -> None:
     unused: Any = None
     data = SieEncodeRequest(items=[SieItem(text="a")], params=EncodeParams(output_types=["sparse", "dense"]))
 
-    call = await decode_encode(Request(data, unused, InferenceApi(unused, unused, unused, unused, 10), "bge"))
+    call = await decode_encode(
+        Request(data, unused, InferenceApi(unused, unused, unused, unused, Limits(inputs=10)), "bge")
+    )
     assert Encode(("a",), frozenset({Output.SPARSE, Output.DENSE})) == call.work
 
 

@@ -19,7 +19,8 @@ from gateway.api.operators import ui
 from gateway.telemetry.snapshot import Snapshot
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, tei_with_hook, until
+from tests.fakes.hooks import Gate, tei_with_hook, until
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei
 from tests.waiting import PATIENCE_S
 
@@ -49,8 +50,7 @@ async def wait_for_status(gateway: Running, holds: Callable[[Snapshot], bool]) -
 
 
 async def test_snapshot_has_calls_tenants_models_and_replicas(boot: Boots) -> None:
-    servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
-    async with boot(servers) as gateway:
+    async with boot(fakes()) as gateway:
         await gateway.post(OPENAI, {"input": ["one two", "three"]})
         await gateway.post(OPENAI, {"input": "a", "model": "nowhere"})
         snapshot = await wait_for_status(

@@ -6,7 +6,7 @@ It needs the extra `otlp`, which contains the format.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -14,6 +14,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.waiting import PATIENCE_S
 
 METRICS = "/v1/metrics"
 
@@ -27,13 +29,14 @@ def values_of(attributes: Any) -> dict[str, str | int | bool]:
 class Collector:
     """Received spans and metrics. url, metrics_url: where to send them.
 
-    headers, metrics_headers: of the last spans, and the last metrics. metrics: the last ones of each process,
-    by its `service.instance.id`. span_instances: of all spans.
+    requests: those that have begun. headers, metrics_headers: of the last spans, and the last metrics.
+    metrics: the last ones of each process, by its `service.instance.id`. span_instances: of all spans.
     """
 
     def __init__(self, origin: str) -> None:
         self.url = f"{origin}/v1/traces"
         self.metrics_url = origin + METRICS
+        self.requests = 0
         self.spans: list[Span] = []
         self.span_instances: set[str] = set()
         self.metrics: dict[str, dict[str, Metric]] = {}
@@ -67,11 +70,14 @@ class Collector:
 
 
 @contextmanager
-def collecting() -> Iterator[Collector]:
-    """Run a collector on a free loopback port."""
+def collecting(released: Event | None = None) -> Iterator[Collector]:
+    """Run a collector on a free loopback port. released: until it is set, the collector takes nothing."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            collector.requests += 1
+            if released is not None:
+                released.wait(PATIENCE_S)
             body = self.rfile.read(int(self.headers["content-length"]))
             collector.receive(self.path, {name.lower(): value for name, value in self.headers.items()}, body)
             self.send_response(200)

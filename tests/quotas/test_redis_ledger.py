@@ -13,6 +13,7 @@ from redis import Redis
 from gateway.config.money import BUDGET_MAX, NANO
 from gateway.errors import GatewayError
 from gateway.events import BudgetAlert, Event
+from gateway.quotas.end_users import EndUser
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, MemoryLedger, QuotaRequest, Reservation
 from gateway.quotas.limits import (
     AMOUNT_MAX,
@@ -25,8 +26,9 @@ from gateway.quotas.limits import (
     period_end_us,
     period_start_us,
 )
-from gateway.quotas.operations import DAY_US, keys_of, usage_key
+from gateway.quotas.operations import DAY_US, keys_of, usage_key, user_limits_key
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
+from gateway.quotas.usage import UsageBy, UsageRow
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script
 from tests.quotas.redis_server import RedisServer
@@ -34,6 +36,7 @@ from tests.quotas.redis_server import RedisServer
 # Shortly before midnight at the end of February in a leap year.
 START_US = 1_709_251_190 * SECOND_US
 TENANTS = ("acme", "globex")
+BY: tuple[UsageBy, ...] = ("model", "key", "end_user")
 PERIODS: tuple[Period, ...] = ("day", "month")
 
 
@@ -71,6 +74,51 @@ class Both:
             assert 0 <= status.remaining <= status.limit.amount
         await self.redis.flush()
         await self.reserve(msgspec.structs.replace(in_memory.request, id=secrets.token_hex(8), cost=NOTHING))
+
+    async def take_step(
+        self, step: tuple[Any, ...], id_: str, run: str, limits: tuple[Limit, ...], of_users: list[Limit]
+    ) -> None:
+        match step:
+            case ("wait", passed_us):
+                self.clock.now_us += passed_us
+            case ("reserve", tenant, cost, shadow, user):
+                own = () if user is None else tuple(each.for_end_user(user) for each in of_users)
+                request = QuotaRequest(
+                    id_,
+                    f"{tenant}-{run}",
+                    limits + own,
+                    cost,
+                    60 * SECOND_US,
+                    "m",
+                    shadow,
+                    key=("", "laptop", "batch")[len(self.open) % 3],
+                    end_user=None if user is None else EndUser(user, MOST_USERS),
+                )
+                await self.reserve(request)
+            case ("forget", tenant, user):
+                names = (user, "nobody")
+                in_memory = await self.memory.forget_end_user(f"{tenant}-{run}", names)
+                assert in_memory == await self.redis.forget_end_user(f"{tenant}-{run}", names)
+            case ("again", index) if self.open:
+                await self.reserve(self.open[index % len(self.open)][0].request)
+            case ("settle", index, cost):
+                await self.settle(index, cost)
+
+    async def check_usage(self, tenant: str) -> None:
+        days, totals, used = ["2024-02-29", "2024-03-01"], {}, list[UsageRow]()
+        for by in BY:
+            used = [
+                row
+                for row in await self.memory.usage(tenant, days, by)
+                if row.requests or row.tokens or row.inputs or row.images or row.cost
+            ]
+            assert used == await self.redis.usage(tenant, days, by)
+            totals[by] = sum(row.tokens for row in used)
+        assert totals["model"] == totals["key"] >= totals["end_user"]
+        for day in days:
+            names = {row.end_user for row in used if row.day == day} - {"other"}
+            assert names <= {*USERS}
+            assert len(names) <= MOST_USERS
 
 
 async def _outcome(ledger: Ledger, request: QuotaRequest) -> Reservation | GatewayError:
@@ -184,9 +232,18 @@ costs = st.builds(
     st.one_of(st.integers(0, 1200), st.integers(0, AMOUNT_MAX)),
     st.just("EUR"),
 )
+# More than are counted by name. One is the start of another one's name, and one a pattern of Redis.
+USERS = ("ann", "ann lee", "*", "sha256:0f")
+MOST_USERS = 2
+user_limits = st.one_of(
+    st.builds(Limit, units, periods, amounts), st.builds(Limit, st.just("budget"), st.just("day"), amounts)
+)
 steps = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from((1, 999, SECOND_US, 7 * SECOND_US, 61 * SECOND_US, LEASE_US))),
-    st.tuples(st.just("reserve"), st.sampled_from(TENANTS), costs, st.booleans()),
+    st.tuples(
+        st.just("reserve"), st.sampled_from(TENANTS), costs, st.booleans(), st.sampled_from((None, *USERS))
+    ),
+    st.tuples(st.just("forget"), st.sampled_from(TENANTS), st.sampled_from(USERS)),
     st.tuples(st.just("again"), st.integers(0, 50)),
     st.tuples(st.just("settle"), st.integers(0, 50), costs),
 )
@@ -195,15 +252,18 @@ steps = st.one_of(
 @settings(max_examples=120, deadline=None)
 @given(
     tenant_limits=st.lists(limits, min_size=1, max_size=4, unique_by=lambda limit: limit.name),
+    of_users=st.lists(user_limits, max_size=2, unique_by=lambda limit: limit.name),
     history=st.lists(steps, max_size=40),
 )
 def test_both_ledgers_agree_on_random_histories(
-    redis: RedisServer, tenant_limits: list[Limit], history: list[tuple[Any, ...]]
+    redis: RedisServer, tenant_limits: list[Limit], of_users: list[Limit], history: list[tuple[Any, ...]]
 ) -> None:
-    asyncio.run(play(redis, tuple(tenant_limits), history))
+    asyncio.run(play(redis, tuple(tenant_limits), of_users, history))
 
 
-async def play(redis: RedisServer, limits: tuple[Limit, ...], history: list[tuple[Any, ...]]) -> None:
+async def play(
+    redis: RedisServer, limits: tuple[Limit, ...], of_users: list[Limit], history: list[tuple[Any, ...]]
+) -> None:
     clock, events, events_in_memory = Clock(), list[Event](), list[Event]()
     client = RedisClient(redis.url, timeout_s=5)
     in_redis = RedisLedger(client, OutagePolicy(), "test", events.append, clock)
@@ -212,35 +272,14 @@ async def play(redis: RedisServer, limits: tuple[Limit, ...], history: list[tupl
     run = secrets.token_hex(4)
     try:
         for number, step in enumerate(history):
-            match step:
-                case ("wait", passed_us):
-                    clock.now_us += passed_us
-                case ("reserve", tenant, cost, shadow):
-                    request = QuotaRequest(
-                        f"{run}{number}",
-                        f"{tenant}-{run}",
-                        limits,
-                        cost,
-                        60 * SECOND_US,
-                        "m",
-                        shadow,
-                        key=("", "laptop", "batch")[number % 3],
-                    )
-                    await both.reserve(request)
-                case ("again", index) if both.open:
-                    await both.reserve(both.open[index % len(both.open)][0].request)
-                case ("settle", index, cost):
-                    await both.settle(index, cost)
-        days = ["2024-02-29", "2024-03-01"]
+            await both.take_step(step, f"{run}{number}", run, limits, of_users)
         for tenant in TENANTS:
-            name = f"{tenant}-{run}"
-            for by in ("model", "key"):
-                used = [
-                    row
-                    for row in await both.memory.usage(name, days, by)
-                    if row.requests or row.tokens or row.inputs or row.images or row.cost
-                ]
-                assert used == await both.redis.usage(name, days, by)
+            await both.check_usage(f"{tenant}-{run}")
+            # The number of end users' limits is bounded, too: those by name, and those of all others.
+            known = await client.execute("ZCARD", user_limits_key(f"{tenant}-{run}"))
+            assert known <= (MOST_USERS + 1) * len(of_users)
+            fields = await client.execute("HKEYS", keys_of(f"{tenant}-{run}")[0])
+            assert known == sum(each.startswith(b"end user ") for each in fields)
     finally:
         await in_redis.aclose()
     assert all(isinstance(event, BudgetAlert) for event in events)

@@ -391,7 +391,8 @@ async def test_rejects_invalid_settings_without_storing_them(boot: Boots, own_re
             assert (body, 422, "Validation") == shown
             assert reply.json()["error"]
         named = await gateway.client.put("/admin/tenants/acme", json={"limit": {}})
-        allowed = "models, limits, model_limits, weight, priority, queue_tokens, join, certificates"
+        allowed = "models, limits, model_limits, end_user_limits, weight, priority, queue_tokens, join"
+        allowed += ", certificates"
         assert f"Object contains unknown field `limit`; allowed: {allowed}" == named.json()["error"]
         assert 400 == (await gateway.client.put("/admin/tenants/acme", content=b"{")).status_code
         assert [] == (await gateway.client.get("/admin/tenants")).json()

@@ -37,9 +37,9 @@ def test_every_command_is_completed(shell: str, capsys: pytest.CaptureFixture[st
     ("words", "expected"),
     [
         (["ini"], {"init"}),
-        (["keys", ""], {"create", "list", "revoke"}),
-        (["usage", "--c"], {"--config", "--csv"}),
-        (["keys", "create", "acme", "--scope", "a"], {"admin"}),
+        (["keys", ""], {"create", "list", "revoke", "rotate"}),
+        (["usage", "--c"], {"--ca", "--config", "--csv"}),
+        (["keys", "create", "acme", "--scope", "a"], {"admin", "admin:read"}),
         (["check", "-c", "rou"], {"router.yaml"}),
         (["completion", "z"], {"zsh"}),
     ],

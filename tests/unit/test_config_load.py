@@ -682,3 +682,9 @@ def test_problem_names_the_missing_file_of_tls(tmp_path: Path, missing: str) -> 
     [problem] = upstream_file_problems(UpstreamSettings(backend="tei", tls=tls), "upstreams.u")
     assert f"upstreams.u.tls.{missing}" in str(problem)
     assert "No such file or directory" in str(problem)
+
+
+def test_words_that_yaml_reads_as_switches_are_names() -> None:
+    config = parse_config(MINIMAL + "tenants: {no: {}, on: {}, yes: {}}\n", {}, Path())
+
+    assert ["no", "on", "yes"] == list(config.tenants)

@@ -39,11 +39,12 @@ from gateway.api.wire import tei
 from gateway.api.wire.replies import rank_documents
 from gateway.api.wire.tei import rank_order
 from gateway.calls import Call
+from gateway.config.schema import Limits
 from gateway.lane.slices import Slice, join
 
 many = settings(max_examples=100, deadline=None)
 UNUSED: Any = None
-API = InferenceApi(UNUSED, UNUSED, UNUSED, UNUSED, 2048)
+API = InferenceApi(UNUSED, UNUSED, UNUSED, UNUSED, Limits())
 
 TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=8)
 DIMENSIONS = st.none() | st.integers(1, 4096)

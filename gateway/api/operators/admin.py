@@ -5,6 +5,7 @@ certificates.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import partial
@@ -15,10 +16,11 @@ from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Operation, Schema
-from litestar.params import FromQuery
+from litestar.params import FromQuery, JSONBody
 
 from gateway.api.operators.access import OPERATORS, is_local_request, store_errors
 from gateway.api.server.authentication import Authenticator
+from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.request_context import HttpContext
 from gateway.audit.records import Actor, gateway_name
@@ -41,6 +43,7 @@ from gateway.quotas.usage import (
     month_usage,
 )
 from gateway.tenants.client_certificate import UNVERIFIED_NOTE, sharing_problem
+from gateway.tenants.end_users import names_of
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FIRST_KEY_NOTE, FIRST_TENANT, NO_PRICE_NOTE
@@ -173,7 +176,12 @@ class Admin:
             owner.require("admin:read")
 
     def actor(self, context: HttpContext) -> Actor:
-        """Return the operator of a request that was authorized."""
+        """Return the operator of a request that was authorized.
+
+        Where operators of this machine need no key, the one that they send names them all the same.
+        """
+        with suppress(GatewayError):
+            self._authenticator.authenticate(context)
         owner = context.tenant
         place = (context.address, context.request_id, self._name)
         if owner is None:
@@ -200,6 +208,11 @@ class Admin:
         """Return the tenants of the file, of the store, of its keys, and of the first key."""
         stored = await self._follower.store.names() if self._follower else set()
         return sorted({*self.file_tenants, *stored, FIRST_TENANT})
+
+    async def settle_records(self) -> None:
+        """Append the records that a killed process has left. Raises: StoreUnavailable."""
+        if self._follower is not None and isinstance(self._follower.store, FileTenantStore):
+            await self._follower.store.settle()
 
     async def refresh(self) -> None:
         """Let this gateway use the change that was just made in the store, before the operator's reply."""
@@ -276,7 +289,7 @@ async def usage(
 
     Days are in UTC. Without `since` and `until` the usage is today's. `month`, such as 2027-01, adds the days
     of a month up, with totals of each tenant and of all, and a forecast of the current month. `form` selects
-    JSON or CSV. `by=key` gives a row for each key.
+    JSON or CSV. `by=key` gives a row for each key, and `by=end_user` for each end user.
     """
     first, now = None if month is None else first_of_month(month), datetime.now(UTC)
     if first is not None and (since is not None or until is not None):
@@ -296,6 +309,40 @@ async def usage(
     return Response(msgspec.json.encode(reply), media_type="application/json")
 
 
+class EndUserName(msgspec.Struct, forbid_unknown_fields=True):
+    """An end user of a tenant. end_user: as requests state it, or the digest that logs and usage show."""
+
+    tenant: str
+    end_user: str
+
+
+class ForgottenEndUser(msgspec.Struct):
+    """Days (UTC) of which rows were deleted."""
+
+    days: int
+
+
+@post(
+    "/admin/usage/forget",
+    dto=OnePass[EndUserName],
+    return_dto=None,
+    status_code=200,
+    responses={200: ResponseSpec(ForgottenEndUser, generate_examples=False, description="What was deleted")}
+    | FAILURES,
+    tags=["Operators"],
+    opt=OPERATORS,
+)
+async def forget(data: JSONBody[EndUserName], admin: NamedDependency[Admin]) -> ForgottenEndUser:
+    """Delete the usage of an end user, and the state of its limits.
+
+    What it used counts as that of `other` from then on, so that all totals stay. Log lines and traces stay
+    where they were sent.
+    """
+    return ForgottenEndUser(
+        await admin.ledger.forget_end_user(data.tenant, names_of(data.tenant, data.end_user))
+    )
+
+
 @post(
     "/admin/reload",
     status_code=200,
@@ -311,4 +358,4 @@ async def reload(admin: NamedDependency[Admin], operator: NamedDependency[Actor]
     return await report(admin.reload(operator))
 
 
-HANDLERS = [usage, reload]
+HANDLERS = [usage, forget, reload]

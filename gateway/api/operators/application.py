@@ -42,6 +42,7 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import options_of
 from gateway.api.server.request_context import SERVICES_KEY, context_of, context_of_request
 from gateway.audit.records import Actor
+from gateway.audit.trail import AuditTrail
 from gateway.telemetry.metrics import Metrics
 from gateway.tenants.sign_on.sign_in import SignIns
 
@@ -85,6 +86,7 @@ class Services(msgspec.Struct, frozen=True):
     host: HostApi
     sign_ins: SignIns
     batches: BatchesApi
+    audit: AuditTrail
 
 
 def services_of(scope: Mapping[str, Any]) -> Services:

@@ -9,6 +9,8 @@ from gateway.api.operators.access import OPERATORS
 from gateway.api.server.batches_api import BatchesApi, batch_errors
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.wire.batch_objects import BatchObject, batch_object
+from gateway.audit.records import Actor, ChangedField, new_record
+from gateway.audit.trail import AuditTrail
 from gateway.batches.jobs import JobState
 
 FAILURES = document_errors(TEI)
@@ -60,11 +62,19 @@ async def get_any_batch(batches: NamedDependency[BatchesApi], batch_id: FromPath
     tags=["Operators"],
     opt=OPERATORS,
 )
-async def cancel_any_batch(batches: NamedDependency[BatchesApi], batch_id: FromPath[str]) -> BatchObject:
+async def cancel_any_batch(
+    batches: NamedDependency[BatchesApi],
+    audit: NamedDependency[AuditTrail],
+    operator: NamedDependency[Actor],
+    batch_id: FromPath[str],
+) -> BatchObject:
     """Cancel a batch of any tenant."""
     await batches.require()
     with batch_errors():
-        return batch_object(await batches.jobs.cancel(None, batch_id))
+        job = await batches.jobs.cancel(None, batch_id)
+    tenant = ChangedField("tenant", job.tenant, job.tenant)
+    await audit.record(new_record(operator, "cancel", f"batch/{job.id}", [tenant]))
+    return batch_object(job)
 
 
 HANDLERS = [list_all_batches, get_any_batch, cancel_any_batch]

@@ -14,10 +14,19 @@ from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.audit.records import Actor
 from gateway.config import schema as config
+from gateway.config.durations import duration_s
 from gateway.config.schema import Scope
 from gateway.errors import AlreadyExists, InvalidInput, NotFound
-from gateway.tenants.create_key import InvalidKeySettings, NewKey, make_key
+from gateway.tenants.create_key import (
+    CannotRotate,
+    InvalidKeySettings,
+    NewKey,
+    make_key,
+    new_secret,
+    succeed,
+)
 from gateway.tenants.keyring import StoredKey, unknown_tenant_note
+from gateway.tenants.store import KeyExists
 
 FAILURES = document_errors(TEI)
 
@@ -39,8 +48,9 @@ class KeyRequest(msgspec.Struct, forbid_unknown_fields=True):
 class KeyInfo(msgspec.Struct):
     """A key without its secret.
 
-    expires: seconds since 1970. limits: of the key, in addition to its tenant's. has_tenant: its tenant is
-    defined; without it the key is denied with 403.
+    expires, created: seconds since 1970. created_by: actor of its record in the audit. last_used: day in UTC,
+    null before the first use. limits: of the key, in addition to its tenant's. has_tenant: its tenant is
+    defined; without it the key is denied with 403. successor: id of the key that replaces it.
     """
 
     id: str
@@ -50,6 +60,10 @@ class KeyInfo(msgspec.Struct):
     models: list[str] | None
     limits: dict[str, config.LimitAmount]
     has_tenant: bool
+    created: float | None = None
+    created_by: str | None = None
+    last_used: str | None = None
+    successor: str | None = None
 
 
 class CreatedKey(msgspec.Struct):
@@ -63,11 +77,38 @@ class CreatedKey(msgspec.Struct):
     notes: list[str]
 
 
-def key_info(key: StoredKey, *, has_tenant: bool) -> KeyInfo:
+class RotateRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A key to replace. overlap: time for which the old one stays valid. id: of the successor."""
+
+    overlap: str = "24h"
+    id: str | None = None
+
+
+class RotatedKey(msgspec.Struct):
+    """The successor of a key in the clear, which no other reply shows. ended: the old key."""
+
+    key: str
+    shown: KeyInfo
+    ended: KeyInfo
+
+
+def key_info(key: StoredKey, *, has_tenant: bool, last_used: str | None = None) -> KeyInfo:
     """Return a stored key without its digest."""
     scopes = None if key.scopes is None else list(key.scopes)
     models = None if key.models is None else list(key.models)
-    return KeyInfo(key.id, key.tenant, key.expires_s, scopes, models, key.limits, has_tenant)
+    return KeyInfo(
+        key.id,
+        key.tenant,
+        key.expires_s,
+        scopes,
+        models,
+        key.limits,
+        has_tenant,
+        key.created_s or None,
+        key.created_by or None,
+        last_used,
+        key.successor or None,
+    )
 
 
 @get("/admin/keys", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
@@ -77,7 +118,11 @@ async def list_keys(
     """List the stored keys, without their secrets."""
     with store_errors():
         tenants = {*admin.file_tenants, *await admin.store.tenants()}
-        return [key_info(key, has_tenant=key.tenant in tenants) for key in await admin.store.keys()]
+        days = await admin.store.last_uses()
+        return [
+            key_info(key, has_tenant=key.tenant in tenants, last_used=days.get(key.id))
+            for key in await admin.store.keys()
+        ]
 
 
 @post(
@@ -154,6 +199,52 @@ async def revoke_key(
     return Response(b"{}", media_type="application/json")
 
 
+@post(
+    "/admin/keys/{key_id:str}/rotate",
+    dto=OnePass[RotateRequest],
+    return_dto=None,
+    status_code=200,
+    responses={200: ResponseSpec(RotatedKey, description="The successor, shown this once")} | FAILURES,
+    tags=["Operators"],
+    opt=OPERATORS,
+)
+async def rotate_key(
+    data: JSONBody[RotateRequest],
+    admin: NamedDependency[Admin],
+    operator: NamedDependency[Actor],
+    key_id: FromPath[str],
+) -> RotatedKey:
+    """Replace a key by one that may do the same.
+
+    The old key ends after the overlap. A key that expires is succeeded by one that lives as long.
+    """
+    try:
+        overlap_s, secret = duration_s(data.overlap), new_secret(data.id)
+    except InvalidKeySettings as error:
+        raise InvalidInput(str(error), param=error.field) from error
+    except ValueError as error:
+        raise InvalidInput(f"overlap: {error}", param="overlap") from error
+    try:
+        with store_errors():
+            rotation = await admin.store.rotate_key(
+                key_id, lambda key: succeed(key, secret, overlap_s, operator.name), by=operator
+            )
+    except KeyExists as error:
+        raise AlreadyExists(str(error), param="id") from error
+    except CannotRotate as error:
+        raise InvalidInput(str(error)) from error
+    if rotation is None:
+        raise NotFound(f"there is no key {key_id!r}")
+    await admin.refresh()
+    with store_errors():
+        has_tenant = rotation.after.tenant in {*admin.file_tenants, *await admin.store.tenants()}
+    return RotatedKey(
+        secret[1],
+        key_info(rotation.successor, has_tenant=has_tenant),
+        key_info(rotation.after, has_tenant=has_tenant),
+    )
+
+
 def _parse_time(text: str | None) -> datetime | None:
     """Parse the time of `expires`.
 
@@ -167,4 +258,4 @@ def _parse_time(text: str | None) -> datetime | None:
         ) from error
 
 
-HANDLERS = [list_keys, create_key, revoke_key]
+HANDLERS = [list_keys, create_key, rotate_key, revoke_key]

@@ -2,6 +2,7 @@
 
 from datetime import date
 from itertools import chain
+from typing import Literal
 
 import msgspec
 from litestar import get
@@ -17,7 +18,7 @@ from gateway.api.server.request_context import RequestContext
 from gateway.config.schema import LimitAmount
 from gateway.errors import InvalidInput
 from gateway.quotas.ledger import remaining_budgets
-from gateway.quotas.usage import UsageBy, UsageRow, days_between
+from gateway.quotas.usage import UsageRow, days_between
 
 FAILURES = document_errors(TEI)
 # A key that may not call a model still sees its usage; reading a year would cost more than a call.
@@ -52,7 +53,7 @@ async def own_usage(
     admin: NamedDependency[Admin],
     since: FromQuery[date | None] = None,
     until: FromQuery[date | None] = None,
-    by: FromQuery[UsageBy] = "model",
+    by: FromQuery[Literal["model", "key"]] = "model",
 ) -> OwnUsage:
     """Return the limits and the usage of the tenant whose key is sent, by day and model.
 

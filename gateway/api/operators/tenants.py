@@ -35,6 +35,7 @@ class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
     models: list[str] | None = None
     limits: dict[str, config.LimitAmount] = {}
     model_limits: dict[str, dict[str, config.LimitAmount]] = {}
+    end_user_limits: dict[str, config.LimitAmount] = {}
     weight: config.PositiveInt = 1
     priority: Literal["interactive", "bulk"] = "interactive"
     queue_tokens: config.PositiveInt | None = None
@@ -53,6 +54,7 @@ class TenantPatch(msgspec.Struct, forbid_unknown_fields=True):
     model_limits: dict[str, dict[str, config.LimitAmount | None] | None] | msgspec.UnsetType | None = (
         msgspec.UNSET
     )
+    end_user_limits: dict[str, config.LimitAmount | None] | msgspec.UnsetType | None = msgspec.UNSET
     weight: config.PositiveInt | msgspec.UnsetType | None = msgspec.UNSET
     priority: Literal["interactive", "bulk"] | msgspec.UnsetType | None = msgspec.UNSET
     queue_tokens: config.PositiveInt | msgspec.UnsetType | None = msgspec.UNSET
@@ -177,7 +179,7 @@ async def put_tenant(
     await admin.refresh()
     notes = admin.first_key_notes(is_first=changed.is_first)
     settings = settings_of(changed.after)
-    notes += admin.budget_notes(settings.limits, *settings.model_limits.values())
+    notes += admin.budget_notes(settings.limits, settings.end_user_limits, *settings.model_limits.values())
     notes += admin.certificate_notes(settings.certificates)
     return ChangedTenant(name, settings, name in admin.file_tenants, notes, changed.changes)
 
@@ -222,6 +224,10 @@ def patch_of(settings: TenantPatch) -> dict[str, Any]:
         raise InvalidInput(problem, param="certificates")
     for limits in (patch.get("limits"), *(patch.get("model_limits") or {}).values()):
         check_limits({name: amount for name, amount in (limits or {}).items() if amount is not None})
+    of_users = patch.get("end_user_limits") or {}
+    named = {name: amount for name, amount in of_users.items() if amount is not None}
+    for name, problem in config.end_user_limit_problems(named).items():
+        raise InvalidInput(f"{name}: {problem}", param="end_user_limits")
     return patch
 
 

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.api.operators.keys import KeyRequest
+from gateway.api.operators.admin import EndUserName
+from gateway.api.operators.keys import KeyRequest, RotateRequest
 from gateway.api.operators.manager import RegisterModel
 from gateway.api.operators.replicas import ReplicaBody, VerifyBody
 from gateway.api.operators.sign_in import SignInCode
@@ -24,6 +25,8 @@ TAGS: Final[dict[str, str]] = {
 EXAMPLES: Final[dict[type[msgspec.Struct], Any]] = {
     CreateInstance: {"name": "minilm", "model_id": "sentence-transformers/all-MiniLM-L6-v2"},
     KeyRequest: {"tenant": "search"},
+    RotateRequest: {"overlap": "24h"},
+    EndUserName: {"tenant": "search", "end_user": "ann@acme.example"},
     ReplicaBody: {"upstream": "bge-m3", "replica": "http://tei-0:8080"},
     SignInCode: {
         "name": "staff",
@@ -73,6 +76,8 @@ MEANINGS: Final[dict[str, str]] = {
     "CreateInstance.prometheus_port": "Port of a command's own metrics.",
     "CreateInstance.startup_timeout_secs": "Time after which an instance that is not ready has failed.",
     "CreateInstance.upstream": "Upstream that the instance joins; absent, one of its own name.",
+    "RotateRequest.id": "Identifier of the successor. By default it is generated.",
+    "RotateRequest.overlap": "Time for which the old key stays valid, such as `90m`, `24h` or `7d`.",
     "RegisterModel.model_id": "Id of the model at the Hub.",
     "SignInCode.name": "Name of the issuer in `sign_on`.",
     "SignInCode.code": "Code that the issuer has added to the address of the page.",
@@ -82,6 +87,9 @@ MEANINGS: Final[dict[str, str]] = {
     "TenantPatch.certificates": "Client certificates that stand for a key. They replace those before.",
     "TenantPatch.limits": "Limits of the tenant: name of the limit → amount.",
     "TenantPatch.model_limits": "Limits by model, in place of the model's own.",
+    "TenantPatch.end_user_limits": "Limits of each of its end users, where `end_users` is set.",
+    "EndUserName.tenant": "Tenant whose end user it is.",
+    "EndUserName.end_user": "Name as requests state it, or the digest that logs and usage show.",
     "TenantPatch.models": "Models that the tenant may call. By default all.",
     "TenantPatch.weight": "Share of a busy model, next to the weights of other tenants.",
     "TenantPatch.priority": "Class of requests that state none: `interactive` before `bulk`.",

@@ -6,7 +6,7 @@ is documented and answers other methods. docs/decisions/002-litestar-routing.md 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
-from functools import update_wrapper
+from functools import cache, update_wrapper
 from inspect import Parameter, Signature
 from typing import Any, NamedTuple, TypeAlias, cast, get_args
 
@@ -25,6 +25,13 @@ from gateway.api.server.paths import BELOW_MODEL, NAME, Answer, RouteTable, rout
 from gateway.api.server.request import LEAST, Request
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import HttpReply, is_arrow
+from gateway.api.server.unknown_fields import (
+    HEADER,
+    UnknownFields,
+    is_about_unknown_field,
+    scan_fields,
+    strict_twin,
+)
 from gateway.errors import InvalidInput, MalformedBody
 from gateway.quotas.limits import Cost
 
@@ -62,7 +69,7 @@ class Endpoint:
     """One inference endpoint.
 
     Rule: a body is read only after its key and the known state of its limits have been checked, and decoded
-    once, straight into its struct.
+    once, straight into its struct; only one with unknown fields is decoded again.
 
     dialects: on a path that several dialects share, body field → error format. A body has one of these
     fields, and its struct has UNSET for the others. forms: those of a body besides JSON. least: the least
@@ -78,8 +85,9 @@ class Endpoint:
         (self.body,) = get_args(handler.__annotations__["request"])
         self._input_fields = INPUT_FIELDS.intersection(getattr(self.body, "__struct_encode_fields__", ()))
         self._dialects = dialects
-        self._json = msgspec.json.Decoder(self.body)
-        self._msgpack = msgspec.msgpack.Decoder(self.body) if forms.msgpack else None
+        twin = strict_twin(self.body)
+        self._json = msgspec.json.Decoder(twin)
+        self._msgpack = msgspec.msgpack.Decoder(twin) if forms.msgpack else None
 
     async def answer(self, context: HttpContext, api: InferenceApi) -> None:
         """Answer one HTTP request."""
@@ -92,10 +100,8 @@ class Endpoint:
             if arrow is not None and body[:1] != b"{" and is_arrow(context.header(b"content-type")):
                 data = await arrow(body, context, api)
                 context.body.hold_decoded(decoded_bytes(data))
-            elif len(body) > UNCOUNTED_BYTES:
-                data = await self._decode_large(body, context, api.inputs_max)
             else:
-                data = self.decode(body, context)
+                data = await self._decode_body(body, context, api)
             # Only what was decoded stays in memory.
             del body
             reply = await self.handler(Request(data, context, api, context.model))
@@ -104,18 +110,15 @@ class Endpoint:
         except asyncio.CancelledError:
             await api.charge_abandoned_body(context, self._least)
             raise
+        if context.ignored_fields:
+            reply.headers[HEADER] = context.ignored_fields
         await context.io.reply(reply)
 
     async def reply_to_line(self, body: Body, context: RequestContext, api: InferenceApi) -> HttpReply:
         """Return the reply to a line of a job. Raises: every error of a request, which is charged for it."""
         try:
             context.body.hold(len(body))
-            is_large = len(body) > UNCOUNTED_BYTES
-            data = (
-                await self._decode_large(body, context, api.inputs_max)
-                if is_large
-                else self.decode(body, context)
-            )
+            data = await self._decode_body(body, context, api)
             check_is_json(data)
             return await self.handler(Request(data, context, api))
         except Exception as error:
@@ -124,32 +127,52 @@ class Endpoint:
                 raise
             raise charged from error
 
-    async def _decode_large(self, body: Body, context: RequestContext, inputs_max: int) -> Any:
-        """Decode a body whose values are counted first. Raises: as `decode`; GatewayFull."""
+    async def _decode_body(self, body: Body, context: RequestContext, api: InferenceApi) -> Any:
+        """Decode a body; the values of a large one are counted first.
+
+        Raises: InvalidInput, MalformedBody, GatewayFull, and msgspec's errors.
+        """
+        is_large = len(body) > UNCOUNTED_BYTES
         is_msgpack = self._msgpack is not None and _is_msgpack(context)
-        await check_values(body, inputs_max, is_msgpack=is_msgpack)
-        await check_count_of_inputs(body, self._input_fields, inputs_max, is_msgpack=is_msgpack)
-        data = self.decode(body, context)
-        context.body.hold_decoded(decoded_bytes(data))
-        # Decoding and the bounds of its tokens take 0.1 s each for the largest text: not both at a stretch.
-        await asyncio.sleep(0)
+        if is_large:
+            await check_values(body, api.inputs_max, is_msgpack=is_msgpack)
+            await check_count_of_inputs(body, self._input_fields, api.inputs_max, is_msgpack=is_msgpack)
+        try:
+            data = self._decode(body, context, self._msgpack if is_msgpack else self._json)
+        except UnknownFields:
+            # Decoding takes 0.1 s for the largest text: not twice at a stretch.
+            await asyncio.sleep(0)
+            data = self._decode(body, context, _lax(self.body, is_msgpack=is_msgpack))
+            await asyncio.sleep(0)
+            scan = scan_fields(body, self.body, is_msgpack=is_msgpack)
+            if api.refuses_unknown_fields and scan.found:
+                raise scan.refusal() from None
+            context.ignore_fields(scan.header())
+        if is_large:
+            context.body.hold_decoded(decoded_bytes(data))
+            # Decoding and the bounds of its tokens take 0.1 s each for the largest text.
+            await asyncio.sleep(0)
         return data
 
-    def decode(self, body: Body, context: RequestContext) -> Any:
+    def _decode(self, body: Body, context: RequestContext, decoder: Any) -> Any:
         """Decode a body, and set the dialect of error replies if a field of the body decides it.
 
-        Raises: InvalidInput, MalformedBody, and msgspec's errors.
+        Raises: UnknownFields, if the decoder refuses what the body's own struct ignores; InvalidInput,
+        MalformedBody, and msgspec's errors.
         """
-        if self._msgpack is not None and _is_msgpack(context):
-            return _decode_msgpack(self._msgpack, body)
+        is_msgpack = isinstance(decoder, msgspec.msgpack.Decoder)
         try:
-            data = self._json.decode(body)
+            data = decoder.decode(body)
         except msgspec.ValidationError as error:
+            if decoder.type is not self.body and is_about_unknown_field(error):
+                raise UnknownFields from None
             if self._dialects:
                 self._set_dialect(_fields_of(body), context)
             note_choices(error, self.body)
             raise
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if is_msgpack:
+                raise MalformedBody(f"the body is not valid msgpack: {error}") from error
             raise (_broken_text_of(body) or error) from None
         if self._dialects:
             present = {field for field in self._dialects if getattr(data, field) is not msgspec.UNSET}
@@ -252,14 +275,10 @@ def _is_msgpack(context: RequestContext) -> bool:
     return kind.strip().lower() in MSGPACK
 
 
-def _decode_msgpack(decoder: "msgspec.msgpack.Decoder[Any]", body: Body) -> Any:
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        note_choices(error, decoder.type)
-        raise
-    except msgspec.DecodeError as error:
-        raise MalformedBody(f"the body is not valid msgpack: {error}") from error
+@cache
+def _lax(struct: type[msgspec.Struct], *, is_msgpack: bool) -> Any:
+    """Return the decoder of a body whose unknown fields are ignored."""
+    return msgspec.msgpack.Decoder(struct) if is_msgpack else msgspec.json.Decoder(struct)
 
 
 def _broken_text_of(body: Body) -> MalformedBody | None:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import groupby
+from typing import Any
 
 import msgspec
 
@@ -13,7 +14,7 @@ from gateway.api.server.body_bounds import too_many_inputs
 from gateway.api.server.error_bodies import as_gateway_error
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.calls import Call
-from gateway.config.schema import Config
+from gateway.config.schema import Config, EndUsersSettings, Limits
 from gateway.declared.host import InstanceTable
 from gateway.errors import (
     DeadlineExceeded,
@@ -30,6 +31,7 @@ from gateway.media.sources import Fetched
 from gateway.quotas.limit_text import rate_limit_headers
 from gateway.quotas.limits import Cost
 from gateway.serve import Caller, Gateway, Served
+from gateway.tenants.end_users import EndUserReader
 from gateway.tenants.keyring import Tenant
 from gateway.upstreams.fair_threads import FairThreads
 
@@ -40,9 +42,10 @@ UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
 class InferenceApi:
     """Collaborators of inference handlers.
 
-    batches: files and jobs. inputs_max: most inputs in one request. fetcher: of pictures and recordings; None
-    fetches none. interactive_calls: number of calls so far that are not of class bulk. arrow_threads: read
-    Arrow streams.
+    batches: files and jobs. inputs_max: most inputs in one request. refuses_unknown_fields: of bodies.
+    fetcher: of pictures and recordings; None fetches none. interactive_calls: number of calls so far that are
+    not of class bulk. arrow_threads: read Arrow streams. end_users: reads for whom a request is sent; None if
+    that is not asked for.
     """
 
     def __init__(
@@ -51,21 +54,27 @@ class InferenceApi:
         authenticator: Authenticator,
         batches: BatchesApi,
         instances: InstanceTable,
-        inputs_max: int,
+        limits: Limits,
         fetcher: Fetcher | None = None,
+        end_users: EndUsersSettings | None = None,
     ) -> None:
         self.gateway = gateway
         self.authenticator = authenticator
         self.batches = batches
         self.instances = instances
-        self.inputs_max = inputs_max
+        self.inputs_max = limits.inputs
+        self.refuses_unknown_fields = limits.unknown_fields == "refuse"
+        self.end_users = None if end_users is None else EndUserReader(end_users)
         self._fetcher = fetcher
         self.interactive_calls = 0
         self.arrow_threads = FairThreads(purpose="read")
 
     def follow(self, config: Config) -> None:
-        """Take the limits of a new configuration."""
+        """Take the limits of a new configuration, and the names of end users."""
         self.inputs_max = config.limits.inputs
+        self.refuses_unknown_fields = config.limits.unknown_fields == "refuse"
+        users = config.end_users
+        self.end_users = None if users is None else EndUserReader(users)
 
     def admit_caller(self, context: HttpContext, least: Cost) -> None:
         """Check what the head of a request decides, before its body is read: key, known limits, size.
@@ -129,15 +138,20 @@ class InferenceApi:
             with suppress(QuotaExceeded, QuotaUnavailable):
                 await self.gateway.charges.charge_unfinished(context.tenant, least, is_callers_fault=True)
 
-    async def serve(self, context: RequestContext, call: Call) -> Served:
-        """Run a decoded call through the gateway's stages. Raises: GatewayError."""
+    async def serve(self, context: RequestContext, call: Call, body: Any = None) -> Served:
+        """Run a decoded call through the gateway's stages. Raises: GatewayError.
+
+        body: may have the field `user`.
+        """
         tenant = context.tenant or self.authenticator.authenticate(context)
+        if self.end_users is not None:
+            context.find_end_user(self.end_users, tenant, body)
         if context.begin_call(call, tenant):
             call = msgspec.structs.replace(call, bulk=True)
         else:
             self.interactive_calls += 1
         cache_mode = context.cache_mode() if b"cache-control" in context.by_name else "use"
-        caller = Caller(tenant, context.timeout_s(), cache_mode, context.reservation)
+        caller = Caller(tenant, context.timeout_s(), cache_mode, context.reservation, context.end_user)
         served = await self.gateway.serve(call, caller, context.timeline)
         tokens, cache = served.reply.tokens, self.gateway.cache
         if served.cache is None:

@@ -58,12 +58,22 @@ class GatewayLineServer:
             if failure.facts.retryable:
                 raise failure from error
             rendered = render_error(failure, OPENAI)
-            return LineReply(rendered.status, bytes(rendered.body), context.request_id)
+            return LineReply(
+                rendered.status,
+                bytes(rendered.body),
+                context.request_id,
+                ignored_fields=context.ignored_fields,
+            )
         finally:
             held.release()
             context.finish(status)
         return LineReply(
-            reply.status, bytes(reply.body), context.request_id, context.tokens, context.cached_tokens
+            reply.status,
+            bytes(reply.body),
+            context.request_id,
+            context.tokens,
+            context.cached_tokens,
+            context.ignored_fields,
         )
 
     async def settle(self) -> None:

@@ -50,7 +50,7 @@ class Request(msgspec.Struct, Generic[Body]):
 
         kind: of the reply, or a union of kinds; any other kind is a bug. Raises: GatewayError.
         """
-        served = await self.api.serve(self.context, call)
+        served = await self.api.serve(self.context, call, self.body)
         assert isinstance(served.reply, kind)
         return served, served.reply
 

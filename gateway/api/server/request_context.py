@@ -24,8 +24,10 @@ from gateway.api.server.responses import HttpReply
 from gateway.calls import CacheMode, Call
 from gateway.errors import GatewayError, Internal, InvalidInput
 from gateway.events import CallFinished, Observe
+from gateway.quotas.end_users import EndUser
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.client_certificate import ClientCertificate
+from gateway.tenants.end_users import EndUserReader
 from gateway.tenants.keyring import Tenant
 
 if TYPE_CHECKING:
@@ -54,12 +56,15 @@ class RequestContext:
     the texts of an Arrow stream (`api/wire/arrow.py`), None for any other body. certificate: of the client,
     verified; None if it has shown none. tenant: of its key or certificate, once that is known. tenant_name,
     key_id: of the event, for a line even if its key is gone. reason: class of the cause of a refusal, for the
-    log line. reservation: of quota, the id of a line of a job.
+    log line. ignored_fields: unknown names in its body, as a header has them. reservation: of quota, the id
+    of a line of a job. end_user: for whom it is sent; None if none is stated, or none is read.
     """
 
     rows: Any = None
+    ignored_fields = ""
     reservation: str | None = None
     certificate: ClientCertificate | None = None
+    end_user: EndUser | None = None
     # As sent, cut and escaped, only if no handler serves it.
     path: str | None = None
 
@@ -154,6 +159,10 @@ class RequestContext:
         self.tenant, self.tenant_name, self.key_id = tenant, tenant.name, tenant.key_id or None
         return tenant
 
+    def find_end_user(self, reader: EndUserReader, tenant: Tenant, body: Any) -> None:
+        """Record for whom the request is sent, if it states it."""
+        self.end_user = reader.read(tenant.name, self.by_name, body)
+
     def choose_model(self, model: str) -> None:
         """Take the model that a message names outside its request."""
         self.model = model
@@ -161,6 +170,10 @@ class RequestContext:
     def use_dialect(self, dialect: Any) -> None:
         """Report errors in the dialect that the body belongs to."""
         self.dialect = dialect
+
+    def ignore_fields(self, names: str) -> None:
+        """Record the names of fields of the body that the gateway ignores."""
+        self.ignored_fields = names
 
     def begin_call(self, call: Call, tenant: Tenant) -> bool:
         """Record the decoded call, and return whether its header asks that it yield to interactive calls.
@@ -237,6 +250,7 @@ class RequestContext:
             attempts=attempts.attempts,
             upstream_status=attempts.upstream_status,
             upstream_words=attempts.upstream_words,
+            end_user=None if self.end_user is None else self.end_user.name,
         )
         if trace is not None:
             trace.finish(event)

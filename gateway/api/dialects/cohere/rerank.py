@@ -6,7 +6,7 @@ Clients of all but Cohere's v2 call /v1/rerank, so its reply has the fields of C
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -55,6 +55,8 @@ REFUSED = {
 
 class Document(msgspec.Struct):
     """A document or query as an object. Other keys are ignored. content: vLLM's form. image: Jina's."""
+
+    takes_other_fields: ClassVar[bool] = True
 
     text: str | UnsetType = UNSET
     content: list[ContentPart] | UnsetType = UNSET

@@ -4,7 +4,7 @@ Source: types of the client ollama 0.6.3, whose own server they describe.
 """
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from litestar import get
@@ -50,6 +50,8 @@ endpoint = partial(inference, errors=OLLAMA, tags=["Ollama"], below_models=False
 
 class OllamaOptions(msgspec.Struct):
     """Runtime options. num_ctx: the most tokens of an input. Other options change no embedding."""
+
+    takes_other_fields: ClassVar[bool] = True
 
     num_ctx: Count | None = None
 
