@@ -63,7 +63,7 @@ def digest_of_entry(entry: str) -> str:
 def sharing_problem(
     name: str, entries: Sequence[str], stored: Mapping[str, TenantConfig], file: Config
 ) -> str | None:
-    """Return which entry of a stored tenant is listed elsewhere too, so that it would not identify the tenant.
+    """Return which entry of a stored tenant is listed elsewhere, so that it would not identify the tenant.
 
     stored: all tenants of the store. file: router.yaml. None if no entry is.
     """

@@ -1,6 +1,7 @@
 """Client certificates in place of keys, over HTTP and gRPC, with the certificates of a real authority."""
 
 import re
+import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -242,6 +243,27 @@ def test_reload_ends_and_gives_an_identity_on_open_connections(
             admin.post("/admin/reload")
         assert ["bge"] == models(before)
     assert "tenants.acme.certificates" in reply.text
+
+
+def test_resumed_session_keeps_the_certificate(gateway: Gateway, ours: Authority, indexer: Shown) -> None:
+    request = b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+    address, context = ("127.0.0.1", httpx.URL(gateway.url).port), ours.client(indexer)
+    replies: list[bytes] = []
+    session: ssl.SSLSession | None = None
+    resumed = []
+    for _ in range(2):
+        with (
+            socket.create_connection(address, timeout=PATIENCE_S) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as connection,
+        ):
+            connection.sendall(request)
+            replies.append(b"".join(iter(lambda: connection.recv(65536), b"")))
+            # With TLS 1.3 it comes after the handshake.
+            session = connection.session
+            resumed.append(connection.session_reused)
+
+    assert [False, True] == resumed
+    assert all(b" 200 OK" in reply and b'"bge"' in reply for reply in replies)
 
 
 def call_grpc(
