@@ -22,6 +22,7 @@ from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.callers import is_logged
 from tests.processes.conftest import Served, wait_until
+from tests.processes.test_admin_listener import free_port
 from tests.processes.test_tls import grpc_address
 from tests.processes.tls_files import Authority
 from tests.waiting import PATIENCE_S
@@ -33,6 +34,7 @@ listen: 127.0.0.1:0
 grpc: {{listen: "127.0.0.1:0"}}
 tls: {{certificate: server.pem, private_key: server.key, client_ca: ca.pem, client_certificates: {mode}}}
 logs: {{format: json}}
+manager: {{listen: "127.0.0.1:{port}"}}
 admin: {{certificates: ["dns:operator.example"]}}
 upstreams: {{one: {{backend: tei, replicas: ["{replica}"]}}}}
 models: {{bge: {{upstream: one}}, other: {{upstream: one}}}}
@@ -72,20 +74,23 @@ def pinned(ours: Authority) -> Shown:
 
 
 class Gateway:
-    """A gateway whose file can be written again. process: the one that serves."""
+    """A gateway whose file can be written again. process: the one that serves. manager_port: of instances."""
 
     def __init__(self, folder: Path, replica: str, pinned: Shown, mode: str) -> None:
+        self.manager_port = free_port()
         self._file = folder / f"{mode}.yaml"
         leaf = x509.load_pem_x509_certificate(pinned[0].read_bytes())
         self._values = {
             "mode": mode,
+            "port": self.manager_port,
             "replica": replica,
             "key": key_digest(KEY),
             # As OpenSSL prints it.
             "globex": leaf.fingerprint(hashes.SHA256()).hex(":").upper(),
         }
         self.write()
-        self.process = Served(self._file).wait_until_up()
+        state = {"XDG_STATE_HOME": str(folder / f"state-{mode}")}
+        self.process = Served(self._file, state).wait_until_up()
 
     @property
     def url(self) -> str:
@@ -220,7 +225,21 @@ def test_only_listed_certificates_are_operators(
             assert status == client.post("/admin/reload").status_code
     with calling(gateway, ours, ours.sign_client("operator", x509.DNSName("operator.example"))) as client:
         assert 200 == client.post("/admin/reload").status_code
+        assert "certificate:operator.example" in client.get("/admin/audit").text
         assert 403 == client.post("/v1/embeddings", json={"model": "bge", "input": "a"}).status_code
+
+
+def test_clients_of_instances_need_no_key(
+    gateway: Gateway, ours: Authority, indexer: Shown, pinned: Shown
+) -> None:
+    operator = ours.sign_client("operator", x509.DNSName("operator.example"))
+    url = f"https://127.0.0.1:{gateway.manager_port}/instances"
+    statuses = []
+    for shown in (operator, indexer, pinned, None):
+        with calling(gateway, ours, shown) as client:
+            statuses.append(client.get(url).status_code)
+
+    assert [200, 403, 403, 401] == statuses
 
 
 def test_reload_ends_and_gives_an_identity_on_open_connections(
