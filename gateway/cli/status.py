@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from threading import Event
 from typing import TypeAlias
 
-import msgspec
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.segment import Segment, Segments
@@ -18,12 +17,13 @@ from gateway.cli.fleet import PATH as FLEET_PATH
 from gateway.cli.fleet import fleet_view
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable
 from gateway.cli.operator_options import add_config_option, add_operator_options, ask_gateway
-from gateway.cli.output import NONE, PIPE_WIDTH, milliseconds, short, size, span
+from gateway.cli.output import NONE, PIPE_WIDTH, milliseconds, print_json, short, size, span
 from gateway.cli.printable import plain
 from gateway.events import tenants_and_keys
 from gateway.fleet.members import FleetReport
 from gateway.telemetry.snapshot import (
     CheckpointStatus,
+    LaneStatus,
     ModelStatus,
     ModelUpstreamStatus,
     Rates,
@@ -110,7 +110,7 @@ def status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         if options.fleet:
             _show_fleet(client, as_json=options.json)
         elif options.json:
-            print(msgspec.json.encode(client.get(PATH, Snapshot)).decode())
+            print_json(client.get(PATH, Snapshot))
         elif options.once or not Console().is_terminal:
             _show_once(client, StatusDisplay(url))
         else:
@@ -126,7 +126,7 @@ def _show_fleet(client: GatewayClient, *, as_json: bool) -> None:
     """Print the gateways that share a Redis. Raises: GatewayUnavailable, RequestRefused."""
     report = client.get(FLEET_PATH, FleetReport)
     if as_json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
         return
     console = Console()
     Console(width=None if console.is_terminal else PIPE_WIDTH).print(fleet_view(report))
@@ -292,14 +292,24 @@ def problem_table(problems: Sequence[tuple[str, str, str]]) -> Table:
 
 def lane_table(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Table:
     """Return the queues and the batches in flight."""
-    rows = []
+    rows: list[Row] = []
     for lane in snapshot.lanes:
         oldest = milliseconds(lane.oldest_s) if lane.queued_inputs else NONE
         queue = (str(lane.queued_inputs), short(lane.queued_tokens), oldest)
         p50 = milliseconds(rates.attempts_p50_s.get(lane.upstream) if rates else None)
         rows.append((lane.upstream, *queue, str(lane.in_flight_batches), str(lane.window_batches), p50))
-    columns = ("upstream", "#waiting", "#tokens", "#oldest", "#in flight", "#window", "#attempt p50")
+    columns: tuple[str, ...] = (
+        *("upstream", "#waiting", "#tokens", "#oldest", "#in flight", "#window", "#attempt p50"),
+    )
+    if any(lane.limits for lane in snapshot.lanes):
+        columns = (*columns, "account")
+        rows = [(*row, _limits(lane)) for row, lane in zip(rows, snapshot.lanes, strict=True)]
     return _table(columns, rows, () if is_wide else ("#tokens", "#window"))
+
+
+def _limits(lane: LaneStatus) -> str:
+    """Return the limits of an upstream's account, with their used shares."""
+    return ", ".join(f"{limit.used_ratio:.0%} of {limit.name}" for limit in lane.limits) or NONE
 
 
 def replica_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
