@@ -285,7 +285,9 @@ class WorkerReload:
         self.api.gateway.serving = serving_of(
             config, upstreams, self.groups.groups, added_models, self.api.instances
         )
-        self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)
+        self.api.gateway.keyring.replace_configured(
+            config.tenants, config.admin.keys, config.admin.certificates
+        )
         self.api.authenticator.sign_on.apply(config.sign_on)
         self.api.follow(config)
         self.admin.apply(config)
@@ -603,6 +605,7 @@ def _keyring(boot: AppBoot) -> Keyring:
         config.tenants,
         _first_key(boot),
         operators=config.admin.keys,
+        operator_certificates=config.admin.certificates,
         has_store=config.quotas.store != "memory" or boot.tenants_file is not None,
     )
 
