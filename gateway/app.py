@@ -75,7 +75,7 @@ from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
 from gateway.config.boot import AppBoot
 from gateway.config.certificates import Certificates
-from gateway.config.digest import config_digest, section_digests
+from gateway.config.digest import hash_of, section_digests
 from gateway.config.identity import new_identity
 from gateway.config.money import in_currency, token_price
 from gateway.config.notes import lasting_limits
@@ -285,7 +285,9 @@ class WorkerReload:
         self.api.gateway.serving = serving_of(
             config, upstreams, self.groups.groups, added_models, self.api.instances
         )
-        self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)
+        self.api.gateway.keyring.replace_configured(
+            config.tenants, config.admin.keys, config.admin.certificates
+        )
         self.api.authenticator.sign_on.apply(config.sign_on)
         self.api.follow(config)
         self.admin.apply(config)
@@ -322,7 +324,15 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     )
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
-    admin = Admin(config, stores.ledger, follower, authenticator, outside.reload, _name_of(boot))
+    admin = Admin(
+        config,
+        stores.ledger,
+        follower,
+        authenticator,
+        outside.reload,
+        _name_of(boot),
+        is_shared_host=boot.is_shared_host,
+    )
     sources = partial(sources_of, gateway, in_flight, stores, admin.stored_state, Certificates())
     metrics.watch(sources())
     watched = StatusSource(
@@ -336,6 +346,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         probes.Readiness(gateway, in_flight, partial(_store_problem, config, stores.ledger, follower, admin)),
         stores.fleet,
         observe,
+        metrics,
     )
     services = Services(
         api=api,
@@ -405,12 +416,14 @@ def _join_fleet(
     readiness: probes.Readiness,
     store: FleetStore | None,
     observe: Observers,
+    metrics: Metrics,
 ) -> FleetApi:
     """Return the part of this gateway in its fleet, which contacts no store yet."""
     configuration = section_digests(boot.config) if boot.configuration is None else boot.configuration
     description = Description(
         boot.identity or new_identity(boot.config.listen), watched, readiness, configuration
     )
+    metrics.watch_configuration(lambda: hash_of(description.configuration))
     members = Fleet(description.identity, store, description, watched.history.calls.calls)
     observe.add(readiness.in_flight.follow_drain, GatewayDrained)
     observe.add(lambda _: members.renew(), GatewayDrained)
@@ -561,7 +574,7 @@ def configured_facts(config: Config, certificates: Certificates) -> Configured:
         for name, model in config.models.items()
         if model.price_per_million_tokens
     }
-    return Configured(config_digest(config), config.currency or "", prices, certificates.ends(config))
+    return Configured(config.currency or "", prices, certificates.ends(config))
 
 
 def _spent_shares(keyring: Keyring, ledger: Ledger) -> Iterator[BudgetShare]:
@@ -592,6 +605,7 @@ def _keyring(boot: AppBoot) -> Keyring:
         config.tenants,
         _first_key(boot),
         operators=config.admin.keys,
+        operator_certificates=config.admin.certificates,
         has_store=config.quotas.store != "memory" or boot.tenants_file is not None,
     )
 

@@ -18,6 +18,8 @@ def tenant_fields(settings: TenantConfig) -> dict[str, Any]:
     """Return the settings by name, with each limit by its own; without keys, which are stored apart."""
     fields = msgspec.to_builtins(settings)
     fields.pop("keys")
+    # None is shown as not set.
+    fields["certificates"] = fields["certificates"] or None
     limits = {f"limits.{name}": amount for name, amount in fields.pop("limits").items()}
     of_models = {
         f"model_limits.{model}.{name}": amount
