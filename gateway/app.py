@@ -112,7 +112,7 @@ from gateway.telemetry.config_metrics import Configured
 from gateway.telemetry.history import History
 from gateway.telemetry.metrics import Metrics, measure_lag
 from gateway.telemetry.totals import Totals
-from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
+from gateway.telemetry.upstream_metrics import LimitShare, ReplicaLoad, Sources
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FirstKey, Keyring
@@ -322,7 +322,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     )
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
-    admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
+    admin = Admin(config, stores.ledger, follower, authenticator, outside.reload, _name_of(boot))
     sources = partial(sources_of, gateway, in_flight, stores, admin.stored_state, Certificates())
     metrics.watch(sources())
     watched = StatusSource(
@@ -417,11 +417,23 @@ def _join_fleet(
     return FleetApi(description, members, outside.drain)
 
 
+def _name_of(boot: AppBoot) -> str:
+    """Return the name of this gateway in the records of changes."""
+    return (boot.identity or new_identity(boot.config.listen)).name
+
+
 def _create_upstreams(
     boot: AppBoot, outside: Collaborators, stores: Stores, observe: Observe
 ) -> tuple[Upstreams, Groups]:
     """Return the upstreams of a configuration, which contact no server yet, and the groups of its models."""
-    dependencies = Dependencies(outside.open_replica, outside.resolver, observe, stores.fingerprints)
+    dependencies = Dependencies(
+        outside.open_replica,
+        outside.resolver,
+        observe,
+        stores.fingerprints,
+        stores.ledger,
+        shadow=boot.config.quotas.shadow,
+    )
     upstreams, groups = Upstreams(dependencies), Groups(observe, stores.model_spaces)
     upstreams.apply(boot.config.upstreams, boot.engines)
     groups.apply(boot.config.models, upstreams.by_name)
@@ -538,6 +550,7 @@ def sources_of(
         stored_counts,
         configured_facts(gateway.serving.config, certificates),
         lambda: (0, 0) if stores.memory is None else stores.memory.use,
+        partial(_used_shares, upstreams),
     )
 
 
@@ -557,6 +570,14 @@ def _spent_shares(keyring: Keyring, ledger: Ledger) -> Iterator[BudgetShare]:
         share = ledger.spent_share(tenant, limit)
         if share is not None:
             yield BudgetShare(tenant, "key" if limit.scope else "tenant", share)
+
+
+def _used_shares(upstreams: Mapping[str, Upstream]) -> Iterator[LimitShare]:
+    """Yield the used share of each limit of an upstream's account."""
+    for name, upstream in upstreams.items():
+        if upstream.limits is not None:
+            for limit, share in upstream.limits.used_shares().items():
+                yield LimitShare(name, limit, share)
 
 
 async def _joined_stats(engines: Sequence[TorchBackend], timeout_s: float) -> EngineStats | None:

@@ -82,6 +82,12 @@ class AttemptStarted(msgspec.Struct, frozen=True):
     tries_before: int
 
 
+class UpstreamLimited(msgspec.Struct, frozen=True):
+    """The account of an upstream had no room for a request, which was not sent."""
+
+    upstream: str
+
+
 class AttemptFinished(msgspec.Struct, frozen=True):
     """One attempt of a batch at one replica ended; outcome is "ok" or a BackendError's kind.
 
@@ -392,6 +398,7 @@ Event: TypeAlias = (
     | BudgetAlert
     | CallFinished
     | AttemptFinished
+    | UpstreamLimited
     | ReplicaChanged
     | ReplicaSlow
     | ConnectionFaulted

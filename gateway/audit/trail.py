@@ -96,7 +96,8 @@ class AuditTrail:
         except OSError as error:
             logger.error("%s cannot be copied into Redis: %s", self._file.path, error.strerror)  # noqa: TRY400
             return
-        logger.info("copied %d records of changes into Redis", len(waiting))
+        if waiting:
+            logger.info("copied %d records of changes into Redis", len(waiting))
 
     async def run(self) -> None:
         """Copy records that wait for Redis, and log those of commands, until cancelled."""

@@ -158,7 +158,7 @@ def all_limit_problems(config: Config) -> Iterator[Problem]:
 
 
 def _shared_limit_problems(config: Config) -> Iterator[Problem]:
-    """Yield the problems of limits that end users and upstreams cannot have."""
+    """Yield the problems of limits that end users cannot have."""
     places = [
         (f"tenants.{name}.end_user_limits", each.end_user_limits) for name, each in config.tenants.items()
     ]

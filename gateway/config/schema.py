@@ -206,6 +206,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     request_bytes: PositiveInt | None = None
     in_flight_batches: PositiveInt | None = None
     queue_tokens: PositiveInt = 4_000_000
+    limits: dict[str, LimitAmount] = {}
     attempt_timeout_s: PositiveFloat = 30.0
     retry_share: Share = 0.2
     hedge_share: Share = 0.05

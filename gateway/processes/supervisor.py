@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from backends.torch import wire
-from gateway.audit.records import Actor, AuditRecord, gateway_name
+from gateway.audit.records import Actor, AuditRecord
 from gateway.audit.trail import AuditTrail
 from gateway.config.boot import AppBoot, worker_share
 from gateway.config.diff import ReloadOutcome
@@ -318,7 +318,7 @@ class Supervisor:
             self._enqueue_reload(self._actor("SIGHUP"))
 
     def _actor(self, name: str) -> Actor:
-        return Actor(name, "gateway", gateway=gateway_name(self._start_config.listen))
+        return Actor(name, "gateway", gateway=self._identity.name)
 
     def _enqueue_reload(self, by: Actor, reply: Callable[[ReloadOutcome], None] = lambda _: None) -> None:
         """Read the file again, record that, and reply."""

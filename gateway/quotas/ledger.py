@@ -113,6 +113,7 @@ class QuotaRequest(msgspec.Struct, frozen=True):
             calendar=calendar,
             retry_after_s=min(exact_s, RETRY_AFTER_MAX_S),
             headers=headers,
+            wait_us=wait_us,
         )
 
 

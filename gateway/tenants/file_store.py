@@ -32,6 +32,7 @@ from gateway.tenants.store import (
     KeyRotation,
     ObserveRecord,
     SettingsChange,
+    SettingsCheck,
     StoreState,
     Succession,
     TenantChange,
@@ -155,10 +156,12 @@ class FileTenantStore:
 
         return await self._change(put)
 
-    async def remove_tenant(self, name: str, *, by: Actor) -> bool:
-        """Remove a tenant with its keys. Return False if neither exists."""
+    async def remove_tenant(self, name: str, *, by: Actor, check: SettingsCheck | None = None) -> bool:
+        """Remove a tenant with its keys. Return False if neither exists. Raises: as the check."""
 
         def remove(content: _Content) -> tuple[bool, Sequence[AuditRecord]]:
+            if check is not None:
+                check(content.tenants.get(name))
             owned = sorted(id_ for id_, key in content.keys.items() if key.tenant == name)
             for id_ in owned:
                 del content.keys[id_]

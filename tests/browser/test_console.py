@@ -226,6 +226,7 @@ def test_lists_calls_of_all_workers_without_content(console: ObservedPage, gatew
 
     assert {"ok"} == {row[1] for row in shown if row[-1] in ids}
     assert {"ops"} == {row[3] for row in shown if row[-1] in ids}
+    assert all(row[-2].startswith("http://127.0.0.1:") for row in shown if row[-1] in ids)
     assert secret not in console.page.content()
     console.page.get_by_label("only failed").check()
     for id_ in ids:

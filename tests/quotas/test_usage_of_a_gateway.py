@@ -42,6 +42,8 @@ async def test_usage_of_a_gateway_without_redis(
         by_environment = await ask("--json", *nowhere)
         sheet = await ask("--month", month, "--csv", *nowhere)
         table = await ask("--month", month, *nowhere)
+        forget = ("--tenant", "acme", "--end-user", "ann")
+        forgotten = await ask("forget", *forget, *nowhere)
         refused = await ask("--url", url, "--month", "2026-99", *nowhere)
         monkeypatch.setenv("GATEWAY_URL", "http://127.0.0.1:1")
         away = await ask(*nowhere)
@@ -57,5 +59,6 @@ async def test_usage_of_a_gateway_without_redis(
     assert ("0.03", "EUR", month) == (every["cost"], every["currency"], every["month"])
     assert "cost (EUR)" in table.out
     assert (1, "'2026-99' is no month such as 2027-01") == (refused.status, refused.err.strip())
+    assert (0, "deleted the usage of 0 days") == (forgotten.status, forgotten.out.partition(";")[0])
     assert 1 == away.status
     assert "http://127.0.0.1:1" in away.err

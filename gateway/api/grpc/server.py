@@ -171,6 +171,8 @@ class GrpcServer:
         while True:
             await asyncio.sleep(CHECK_S)
             now_s = loop.time()
+            if self._in_flight.takes_no_connections and self._server is not None:
+                self._server.close()
             for connection in self.connections:
                 if self._in_flight.closes_connections:
                     connection.leave()

@@ -22,7 +22,8 @@ from gateway.api.server.authentication import Authenticator
 from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.request_context import HttpContext
-from gateway.audit.records import Actor, gateway_name
+from gateway.audit.records import Actor, new_record
+from gateway.audit.trail import AuditTrail
 from gateway.config import schema as config
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.money import is_budget
@@ -128,7 +129,8 @@ class UsageOperation(Operation):
 class Admin:
     """Collaborators of the admin endpoints, and the guard in front of them.
 
-    file_tenants: names of the tenants in router.yaml. models: names of the served models.
+    file_tenants: names of the tenants in router.yaml. models: names of the served models. name: of this
+    gateway in records.
     """
 
     def __init__(
@@ -138,12 +140,13 @@ class Admin:
         follower: KeyFollower | None,
         authenticator: Authenticator,
         reload: Reload | None,
+        name: str,
     ) -> None:
         self.ledger = ledger
         self._authenticator = authenticator
         self._follower = follower
         self._reload = reload
-        self._name = gateway_name(served.listen)
+        self._name = name
         addresses = [served.admin.listen or served.listen]
         if served.manager is not None:
             # Operators' paths are served there too.
@@ -318,15 +321,21 @@ class ForgottenEndUser(msgspec.Struct):
     tags=["Operators"],
     opt=OPERATORS,
 )
-async def forget(data: JSONBody[EndUserName], admin: NamedDependency[Admin]) -> ForgottenEndUser:
+async def forget(
+    data: JSONBody[EndUserName],
+    admin: NamedDependency[Admin],
+    audit: NamedDependency[AuditTrail],
+    operator: NamedDependency[Actor],
+) -> ForgottenEndUser:
     """Delete the usage of an end user, and the state of its limits.
 
     What it used counts as that of `other` from then on, so that all totals stay. Log lines and traces stay
     where they were sent.
     """
-    return ForgottenEndUser(
-        await admin.ledger.forget_end_user(data.tenant, names_of(data.tenant, data.end_user))
-    )
+    days = await admin.ledger.forget_end_user(data.tenant, names_of(data.tenant, data.end_user))
+    # Without the name, which is to be forgotten.
+    await audit.record(new_record(operator, "forget", f"tenant/{data.tenant}"))
+    return ForgottenEndUser(days)
 
 
 @post(

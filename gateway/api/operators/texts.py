@@ -20,7 +20,7 @@ SECTIONS: Final[tuple[str, ...]] = (
 TAGS: Final[dict[str, str]] = {
     "Probes": "Health and metrics for orchestrators; they need no key.",
     "Instances": "Model servers on the gateway's host, as in TEI Manager; they need the scope `admin`.",
-    "Operators": "Keys, tenants, usage, upstreams and models; they need a key with the scope `admin`.",
+    "Operators": "Keys, tenants, models and others; they need the scope `admin`, or `admin:read` to read.",
 }
 EXAMPLES: Final[dict[type[msgspec.Struct], Any]] = {
     CreateInstance: {"name": "minilm", "model_id": "sentence-transformers/all-MiniLM-L6-v2"},
