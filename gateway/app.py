@@ -75,7 +75,7 @@ from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
 from gateway.config.boot import AppBoot
 from gateway.config.certificates import Certificates
-from gateway.config.digest import config_digest, section_digests
+from gateway.config.digest import hash_of, section_digests
 from gateway.config.identity import new_identity
 from gateway.config.money import in_currency, token_price
 from gateway.config.notes import lasting_limits
@@ -336,6 +336,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         probes.Readiness(gateway, in_flight, partial(_store_problem, config, stores.ledger, follower, admin)),
         stores.fleet,
         observe,
+        metrics,
     )
     services = Services(
         api=api,
@@ -405,12 +406,14 @@ def _join_fleet(
     readiness: probes.Readiness,
     store: FleetStore | None,
     observe: Observers,
+    metrics: Metrics,
 ) -> FleetApi:
     """Return the part of this gateway in its fleet, which contacts no store yet."""
     configuration = section_digests(boot.config) if boot.configuration is None else boot.configuration
     description = Description(
         boot.identity or new_identity(boot.config.listen), watched, readiness, configuration
     )
+    metrics.watch_configuration(lambda: hash_of(description.configuration))
     members = Fleet(description.identity, store, description, watched.history.calls.calls)
     observe.add(readiness.in_flight.follow_drain, GatewayDrained)
     observe.add(lambda _: members.renew(), GatewayDrained)
@@ -561,7 +564,7 @@ def configured_facts(config: Config, certificates: Certificates) -> Configured:
         for name, model in config.models.items()
         if model.price_per_million_tokens
     }
-    return Configured(config_digest(config), config.currency or "", prices, certificates.ends(config))
+    return Configured(config.currency or "", prices, certificates.ends(config))
 
 
 def _spent_shares(keyring: Keyring, ledger: Ledger) -> Iterator[BudgetShare]:

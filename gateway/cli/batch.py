@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Literal, TypeAlias, get_args
+from typing import IO, Annotated, Any, Literal, TypeAlias, get_args
 from urllib.parse import quote
 
 import msgspec
@@ -23,8 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
-from gateway.cli.operator_options import add_key_options, caller_url, operator_key
-from gateway.cli.output import NONE, show_line, show_problems, show_table, span
+from gateway.cli.operator_options import add_json_option, add_key_options, find_gateway
+from gateway.cli.output import NONE, print_json, print_result, show_line, show_problems, show_table, span
 from gateway.cli.printable import printable
 from gateway.config.problems import ConfigError
 
@@ -40,7 +40,12 @@ POLL_S = 1.0
 PATIENCE_S = 120.0
 # Of a shell for a command that Ctrl-C has ended.
 INTERRUPTED = 130
+# Some lines were completed, and others not.
+PARTLY = 3
 LIST_MAX = 100
+# Read of the file of failed lines to show reasons, and shown of each.
+REASON_BYTES_MAX = 256 * 1024
+REASON_CHARACTERS_MAX = 300
 ID = re.compile(r"batch_[A-Za-z0-9_-]{1,200}")
 
 
@@ -103,6 +108,50 @@ class File(msgspec.Struct):
     id: str
 
 
+class LineReply(msgspec.Struct):
+    """Reply to a line that failed."""
+
+    status_code: int
+    body: Any = None
+
+
+class LineError(msgspec.Struct):
+    """Reason why a line was never run, or has no reply."""
+
+    code: str = ""
+    message: str = ""
+
+
+class FailedLine(msgspec.Struct):
+    """Line of the file of failed lines."""
+
+    custom_id: str | None = None
+    response: LineReply | None = None
+    error: LineError | None = None
+
+
+class LineFailure(msgspec.Struct):
+    """Line that failed, and why."""
+
+    custom_id: str
+    message: str
+
+
+class BatchReport(msgspec.Struct):
+    """State of a batch for scripts. failures: of the first lines that failed."""
+
+    batch: Batch
+    failures: list[LineFailure]
+
+
+class FetchReport(msgspec.Struct):
+    """State of a batch, and the files that were written."""
+
+    batch: Batch
+    results: str | None
+    errors: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """File that is written. replaces: also if there is one of that name."""
@@ -137,7 +186,7 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
     fetch.add_argument("batch", type=_batch_id, help="its id")
     fetch.add_argument("--to", type=Path, metavar="FILE", help="of the results (default: BATCH.jsonl)")
     fetch.add_argument(
-        "--errors", type=Path, metavar="FILE", help="of the failed lines (default: BATCH.errors.jsonl)"
+        "--errors", type=Path, metavar="FILE", help="of the failed lines (default: FILE of --to.errors.jsonl)"
     )
     fetch.add_argument("--force", action="store_true", help="replace files of these names")
     fetch.add_argument(
@@ -147,16 +196,24 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of each file; a larger one is refused (default: 10 GiB)",
     )
+    for action in (submit, status):
+        action.add_argument(
+            "--reasons", type=_reasons, default=5, metavar="N", help="lines that failed to show (default: 5)"
+        )
     cancel = add_key_options(actions.add_parser("cancel", help="cancel a batch; its results so far are kept"))
     cancel.add_argument("batch", type=_batch_id, help="its id")
+    for action in (submit, listing, status, fetch, cancel):
+        add_json_option(action)
 
 
 def batch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Run an action; return 1 if the gateway refuses it or the batch fails, and 130 after Ctrl-C."""
+    """Run an action and return its exit status.
+
+    It is 1 if the gateway refuses it or the batch has failed, 3 if some of its lines have, 130 after Ctrl-C.
+    """
     try:
-        key = operator_key(options.key_file, environment)
-        url = caller_url(options.url, options.config, environment)
-        with closing(GatewayClient(url, key, options.ca, TIMEOUT_S)) as client:
+        found = find_gateway(options, environment, for_operators=False)
+        with closing(found.client(options.ca, TIMEOUT_S)) as client:
             return _run(options, client)
     except ConfigError as error:
         show_problems(options.config, error)
@@ -174,21 +231,35 @@ def _run(options: argparse.Namespace, client: GatewayClient) -> int:
     """Run an action and return its exit status. Raises: RequestRefused, GatewayUnavailable, OSError."""
     match options.action:
         case "submit":
-            found = _submit(client, options.file, options.endpoint)
-            # Now, also into a pipe: an interrupt must not lose it.
-            print(found.id, flush=True)
-            return _finish(_wait(client, found.id)) if options.wait else 0
+            return _submit_and_wait(client, options)
         case "list":
-            show_batches(client.get(f"/v1/batches?limit={options.limit}", BatchPage))
+            page = client.get(f"/v1/batches?limit={options.limit}", BatchPage)
+            if options.json:
+                print_json(page)
+            else:
+                show_batches(page)
             return 0
         case "fetch":
             return _fetch(client, options)
         case "cancel":
             found = _checked(client.post(f"{_path(options.batch)}/cancel", None, Batch), options.batch)
-            print(f"{found.id} is {found.status}")
+            print_result(found, f"{found.id} is {found.status}", as_json=options.json)
             return 0
     found = _state(client, options.batch)
-    return _finish(_wait(client, found.id) if options.wait else found)
+    return _finish(client, _wait(client, found.id) if options.wait else found, options)
+
+
+def _submit_and_wait(client: GatewayClient, options: argparse.Namespace) -> int:
+    """Submit a batch, and wait for its end if asked for; return the exit status."""
+    found = _submit(client, options.file, options.endpoint)
+    if options.json and not options.wait:
+        print_json(found)
+    elif options.json:
+        show_line(found.id)
+    else:
+        # Now, also into a pipe: an interrupt must not lose it.
+        print(found.id, flush=True)
+    return _finish(client, _wait(client, found.id), options) if options.wait else 0
 
 
 def _state(client: GatewayClient, id_: str) -> Batch:
@@ -250,15 +321,59 @@ def _follow(client: GatewayClient, id_: str) -> Batch:
             time.sleep(POLL_S)
 
 
-def _finish(found: Batch) -> int:
-    """Print the state of a batch, and return 1 if it has ended otherwise than completed."""
-    show_batch(found)
-    return int(found.has_ended and found.status != "completed")
+def _finish(client: GatewayClient, found: Batch, options: argparse.Namespace) -> int:
+    """Print the state of a batch with reasons of lines that failed, and return the exit status."""
+    failures: list[LineFailure] = []
+    if found.has_ended and found.error_file_id is not None and options.reasons:
+        failures = _failures(client, found.error_file_id, options.reasons)
+    if options.json:
+        print_json(BatchReport(found, failures))
+    else:
+        show_batch(found)
+    for failure in failures:
+        show_line(f"{failure.custom_id}: {failure.message}")
+    if failures and found.request_counts.failed > len(failures):
+        show_line(f"`gateway batch fetch {found.id}` writes all lines that failed")
+    return exit_status(found)
+
+
+def exit_status(found: Batch) -> int:
+    """Return 0 if a batch goes on or has no line that failed, 3 if some lines failed, 1 if all or itself."""
+    counts = found.request_counts
+    if not found.has_ended or (found.status == "completed" and not counts.failed):
+        return 0
+    return PARTLY if found.status == "completed" and counts.completed else 1
+
+
+def _failures(client: GatewayClient, file_id: str, count: int) -> list[LineFailure]:
+    """Return why the first lines failed. Raises: RequestRefused, GatewayUnavailable."""
+    # What follows the last line break is nothing, or a line that is cut.
+    lines = client.start_of(_content_path(file_id), REASON_BYTES_MAX).split(b"\n")[:-1]
+    failures = []
+    for line in lines[:count]:
+        try:
+            failures.append(failure_of(msgspec.json.decode(line, type=FailedLine)))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+    return failures
+
+
+def failure_of(line: FailedLine) -> LineFailure:
+    """Return the reason of a line, in the words of the gateway."""
+    body = line.response.body if line.response is not None else None
+    error = body.get("error") if isinstance(body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    if line.error is not None:
+        message = line.error.message or line.error.code
+    status = "" if line.response is None else f"{line.response.status_code}: "
+    reason = f"{status}{message or 'no reason is given'}"[:REASON_CHARACTERS_MAX]
+    return LineFailure((line.custom_id or NONE)[:80], reason)
 
 
 def _fetch(client: GatewayClient, options: argparse.Namespace) -> int:
     id_: str = options.batch
-    to, errors = options.to or Path(f"{id_}.jsonl"), options.errors or Path(f"{id_}.errors.jsonl")
+    to = options.to or Path(f"{id_}.jsonl")
+    errors = options.errors or to.with_name(f"{to.name.removesuffix('.jsonl')}.errors.jsonl")
     targets = Target(to, options.force), Target(errors, options.force)
     if to.absolute() == errors.absolute():
         raise RequestRefused(f"{to}: results and failed lines need a file each")
@@ -268,15 +383,24 @@ def _fetch(client: GatewayClient, options: argparse.Namespace) -> int:
     if not found.has_ended:
         show_line(f"{id_} is {found.status}; its results can be fetched when it has ended")
         return 1
-    for file_id, target in zip((found.output_file_id, found.error_file_id), targets, strict=True):
+    files = (found.output_file_id, found.error_file_id)
+    for file_id, target in zip(files, targets, strict=True):
         if file_id is not None:
             _fetch_file(client, file_id, target, options.max_bytes)
-            print(target.path)
-    return _finish(found)
+    pairs = zip(files, targets, strict=True)
+    written = [None if file_id is None else str(target.path) for file_id, target in pairs]
+    if options.json:
+        print_json(FetchReport(found, *written))
+    else:
+        print("\n".join(filter(None, written)))
+        show_batch(found)
+    if found.output_file_id is None:
+        show_line(f"{to} is not written: no line of the batch was completed")
+    return exit_status(found)
 
 
 def _fetch_file(client: GatewayClient, file_id: str, target: Target, bytes_max: int) -> None:
-    path = f"/v1/files/{quote(file_id, safe='')}/content"
+    path = _content_path(file_id)
     with progress_bar() as progress, _unfinished(target) as file:
         task = progress.add_task("fetching", total=None)
 
@@ -286,6 +410,10 @@ def _fetch_file(client: GatewayClient, file_id: str, target: Target, bytes_max: 
         client.download(path, file, show, bytes_max)
 
 
+def _content_path(file_id: str) -> str:
+    return f"/v1/files/{quote(file_id, safe='')}/content"
+
+
 def _path(batch_id: str) -> str:
     return f"/v1/batches/{batch_id}"
 
@@ -293,6 +421,12 @@ def _path(batch_id: str) -> str:
 def _limit(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= LIST_MAX:
         raise argparse.ArgumentTypeError(f"a number from 1 to {LIST_MAX}")
+    return int(text)
+
+
+def _reasons(text: str) -> int:
+    if not text.isdecimal() or int(text) > PROBLEMS_SHOWN:
+        raise argparse.ArgumentTypeError(f"a number from 0 to {PROBLEMS_SHOWN}")
     return int(text)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import httpx
-import msgspec
 from rich.markup import escape
 from rich.table import Table
 
@@ -30,9 +29,10 @@ from gateway.cli.bench_load import (
 )
 from gateway.cli.bench_picture import draw
 from gateway.cli.gateway_client import RequestRefused
-from gateway.cli.operator_options import operator_key
-from gateway.cli.output import show_line, show_table
+from gateway.cli.operator_options import add_key_options, find_gateway, operator_key
+from gateway.cli.output import print_json, show_line, show_problems, show_table
 from gateway.cli.printable import printable
+from gateway.config.problems import ConfigError
 
 SECONDS_MAX = 3600
 FILE_BYTES_MAX = 64 * 1024 * 1024
@@ -48,7 +48,9 @@ class UnusableOptions(Exception):
 def add_bench_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `gateway bench`."""
     add = parser.add_argument
-    add("url", help="the server, such as http://127.0.0.1:8080; a path such as /embed chooses its API")
+    text = "the server, such as http://127.0.0.1:8080; a path such as /embed chooses its API"
+    add("server", nargs="?", metavar="URL", help=f"{text} (default: as --url)")
+    add_key_options(parser)
     add("--api", choices=get_args(Api), help="API of the calls (default: by the path, else openai)")
     add("--model", help="model of the calls (default: the first that the server lists)")
     add("--callers", type=int, metavar="N", help="callers that wait for each reply (default: 1)")
@@ -60,28 +62,30 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
     add("--words", type=int, default=32, metavar="N", help="words of a text on average (default: 32)")
     add("--file", type=Path, help="texts to send instead, one on each line")
     add("--timeout", type=float, default=30.0, metavar="S", help="of one call (default: 30)")
-    add("--key-file", type=Path, metavar="FILE", help="file with the API key (default: GATEWAY_API_KEY)")
-    add("--ca", type=Path, metavar="FILE", help="authority that signed the server's certificate, in PEM")
     add("--picture", type=Path, metavar="FILE", help="write latencies over time and by percentile as SVG")
     add("--json", action="store_true", help="print the figures as JSON")
 
 
 def bench(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run a load and print its figures; return 1 if no call succeeded."""
+    url = ""
     try:
-        plan = plan_of(options)
+        url, key = _server_of(options, environment)
+        plan = plan_of(options, url)
         texts = texts_of(options)
-        key = operator_key(options.key_file, environment)
         measured, model = asyncio.run(_run(plan, options, texts, key))
+    except ConfigError as error:
+        show_problems(options.config, error)
+        return 1
     except (UnusableOptions, RequestRefused) as error:
         show_line(str(error))
         return 1
     except (httpx.HTTPError, OSError, ssl.SSLError) as error:
-        show_line(f"{options.url}: {str(error) or type(error).__name__}")
+        show_line(f"{url}: {str(error) or type(error).__name__}")
         return 1
     summary = summary_of(plan, model, measured)
     if options.json:
-        print(msgspec.json.encode(summary).decode())
+        print_json(summary)
     else:
         show_summary(summary)
     if options.picture is not None:
@@ -94,8 +98,18 @@ def bench(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     return 0 if measured.figures.good else 1
 
 
-def plan_of(options: argparse.Namespace) -> LoadPlan:
-    """Return the plan of a command line. Raises: UnusableOptions."""
+def _server_of(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, str | None]:
+    """Return the address of a server, and its key. Raises: UnusableOptions, RequestRefused, ConfigError."""
+    if options.server is None:
+        found = find_gateway(options, environment, for_operators=False)
+        return found.url, found.key
+    if options.url is not None:
+        raise UnusableOptions("name the server once: as URL, or with --url")
+    return options.server, operator_key(options.key_file, environment)
+
+
+def plan_of(options: argparse.Namespace, url: str) -> LoadPlan:
+    """Return the plan of a command line. url: of the server. Raises: UnusableOptions."""
     if options.rate is not None and options.callers is not None:
         raise UnusableOptions("--rate and --callers exclude each other: calls at their times, or callers")
     bounds = {
@@ -112,9 +126,9 @@ def plan_of(options: argparse.Namespace) -> LoadPlan:
     if not 0 <= options.warmup <= SECONDS_MAX:
         raise UnusableOptions(f"--warmup: from 0 to {SECONDS_MAX}, not {options.warmup:g}")
     try:
-        target = target_of(options.url, options.api)
+        target = target_of(url, options.api)
     except ValueError as error:
-        raise UnusableOptions(f"{options.url.rpartition('@')[2]} {error}") from error
+        raise UnusableOptions(f"{url.rpartition('@')[2]} {error}") from error
     return LoadPlan(
         target,
         options.seconds,

@@ -4,10 +4,9 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from gateway.cli.gateway_client import GatewayClient
 from gateway.cli.operator_options import add_config_option, add_operator_options, ask_gateway
+from gateway.cli.output import print_json
 from gateway.cli.printable import plain
 
 
@@ -28,7 +27,7 @@ def _drain(options: argparse.Namespace, client: GatewayClient) -> None:
     """Send the request, and show the result. Raises: RequestRefused, GatewayUnavailable."""
     report = client.post("/admin/undrain" if options.undo else "/admin/drain", None, dict[str, Any])
     if options.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     elif options.undo:
         print(
             f"gateway {plain(str(report['gateway']))} is ready for calls again, if nothing else prevents it"

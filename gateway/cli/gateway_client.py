@@ -36,12 +36,20 @@ class GatewayClient:
     """Client that reconnects after any failure.
 
     url: scheme, host and port. key: sent with each request. ca: authority of the gateway's certificate.
-    timeout_s: of each step of a request.
+    timeout_s: of each step of a request. is_optional: the gateway may refuse the key and need none: it is
+    not sent again then. hint: end of the message if the gateway does not answer.
     Raises: RequestRefused if the URL or the file of `ca` cannot be used.
     """
 
     def __init__(
-        self, url: str, key: str | None, ca: Path | None = None, timeout_s: float = TIMEOUT_S
+        self,
+        url: str,
+        key: str | None,
+        ca: Path | None = None,
+        timeout_s: float = TIMEOUT_S,
+        *,
+        is_optional: bool = False,
+        hint: str = "",
     ) -> None:
         import httpx
 
@@ -62,6 +70,8 @@ class GatewayClient:
         except OSError as error:
             raise RequestRefused(f"{ca} cannot be used: {error.strerror or error}") from error
         self._has_key = bool(key)
+        self._hint = hint
+        self._is_optional = is_optional and self._has_key
         headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
         self._client = httpx.Client(
             base_url=base, headers=headers, timeout=timeout_s, verify=context, trust_env=False
@@ -108,12 +118,28 @@ class GatewayClient:
                 file.write(block)
                 on_progress(done, size)
 
+    def start_of(self, path: str, bytes_max: int) -> bytes:
+        """Return the first bytes of a file. Raises: GatewayUnavailable, RequestRefused."""
+        start = bytearray()
+        with self._reply("GET", path) as reply:
+            if reply.status_code != 200:
+                self._checked(reply)
+            for block in reply.iter_raw():
+                start += block
+                if len(start) >= bytes_max:
+                    break
+        return bytes(start[:bytes_max])
+
     def send(self, method: str, path: str, content: object = None) -> bytes:
         """Return the body of a reply that reports success. Raises: GatewayUnavailable, RequestRefused."""
         body = None if content is None else msgspec.json.encode(content)
         headers = {} if body is None else {"content-type": "application/json"}
         with self._reply(method, path, content=body, headers=headers) as reply:
-            return self._checked(reply)
+            if reply.status_code != 401 or not self._is_optional:
+                return self._checked(reply)
+        del self._client.headers["authorization"]
+        self._has_key = self._is_optional = False
+        return self.send(method, path, content)
 
     def close(self) -> None:
         """Close the connection."""
@@ -136,7 +162,9 @@ class GatewayClient:
             while cause is not None and not getattr(cause, "strerror", None):
                 cause = cause.__context__
             reason = getattr(cause, "strerror", None) or str(error) or type(error).__name__
-            raise GatewayUnavailable(f"the gateway at {self._address} does not answer: {reason}") from error
+            raise GatewayUnavailable(
+                f"the gateway at {self._address} does not answer: {reason}{self._hint}"
+            ) from error
 
     def _checked(self, reply: "httpx.Response") -> bytes:
         """Return the body of a reply that reports success. Raises: GatewayUnavailable, RequestRefused."""

@@ -4,12 +4,16 @@ import argparse
 from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
-import msgspec
 from rich.table import Table
 
 from gateway.cli.gateway_client import GatewayClient
-from gateway.cli.operator_options import add_config_option, add_operator_options, ask_gateway
-from gateway.cli.output import NONE, show_table
+from gateway.cli.operator_options import (
+    add_config_option,
+    add_json_option,
+    add_operator_options,
+    ask_gateway,
+)
+from gateway.cli.output import NONE, print_json, print_result, show_table
 from gateway.cli.printable import plain
 from gateway.declared.host import InstanceInfo, LogSlice
 
@@ -28,8 +32,7 @@ ACTIONS = {
 def add_instances_options(parser: argparse.ArgumentParser) -> None:
     """Add the actions of `gateway instances` and their options to its parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
-    listing = _with_gateway(actions.add_parser("list", help="all instances, in order of creation"))
-    listing.add_argument("--json", action="store_true", help="for scripts")
+    _with_gateway(actions.add_parser("list", help="all instances, in order of creation"))
     create = _with_gateway(actions.add_parser("create", help="create an instance and start it"))
     create.add_argument("name", help="its name, and that of its model")
     create.add_argument("model", help="hub id, or path of a folder below `admin.files`")
@@ -56,16 +59,16 @@ def _run(options: argparse.Namespace, client: GatewayClient) -> None:
         case "list":
             _show(client.get(PATH, list[InstanceInfo]), as_json=options.json)
         case "create":
-            _show([client.post(PATH, _settings(options), InstanceInfo)])
+            _show_one(client.post(PATH, _settings(options), InstanceInfo), as_json=options.json)
         case "delete":
             client.send("DELETE", path)
+            print_result({"deleted": options.name}, plain(f"deleted {options.name}"), as_json=options.json)
         case "logs":
             log = client.get(f"{path}/logs?start={-max(1, options.lines)}", LogSlice)
-            for line in log.lines:
-                # A log may contain what a terminal would interpret.
-                print(plain(line))
+            # A log may contain what a terminal would interpret.
+            print_result(log, "\n".join(map(plain, log.lines)), as_json=options.json)
         case action:
-            _show([client.post(f"{path}/{action}", None, InstanceInfo)])
+            _show_one(client.post(f"{path}/{action}", None, InstanceInfo), as_json=options.json)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
@@ -74,9 +77,16 @@ def _settings(options: argparse.Namespace) -> dict[str, object]:
     return {**given, "model_id": options.model}
 
 
+def _show_one(instance: InstanceInfo, *, as_json: bool) -> None:
+    if as_json:
+        print_json(instance)
+    else:
+        _show([instance])
+
+
 def _show(shown: Iterable[InstanceInfo], *, as_json: bool = False) -> None:
     if as_json:
-        print(msgspec.json.encode(list(shown)).decode())
+        print_json(list(shown))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("instance", "kind", "model", "upstream", "status", "pid", "restarts", "uptime", "why"):
@@ -100,4 +110,4 @@ def _with_gateway(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the options that find the gateway, and return the parser."""
     add_config_option(parser, "the configuration")
     add_operator_options(parser)
-    return parser
+    return add_json_option(parser)

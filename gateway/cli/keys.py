@@ -20,7 +20,8 @@ from gateway.cli.context import (
     warn_of_idle_budgets,
     warn_of_unknown_models,
 )
-from gateway.cli.output import NONE, show_line, show_table
+from gateway.cli.operator_options import add_json_option
+from gateway.cli.output import NONE, print_json, print_result, show_line, show_table
 from gateway.config.durations import duration_s
 from gateway.config.schema import Scope
 from gateway.tenants.create_key import InvalidKeySettings, NewKey, make_key, new_secret, succeed
@@ -49,8 +50,9 @@ def add_keys_options(parser: argparse.ArgumentParser) -> None:
         help="tokens_per_minute=1000, in addition to its tenant's limits; may be repeated",
     )
     create.add_argument("--yaml", action="store_true", help="store nothing; print a line for router.yaml")
+    add_json_option(create)
     listing = add_store_options(actions.add_parser("list", help="all keys, without their secrets"))
-    listing.add_argument("--json", action="store_true", help="for scripts")
+    add_json_option(listing)
     rotate = add_store_options(
         actions.add_parser("rotate", help="replace a key by one that may do the same, and print it once")
     )
@@ -67,6 +69,8 @@ def add_keys_options(parser: argparse.ArgumentParser) -> None:
         actions.add_parser("revoke", help="revoke a key; every gateway rejects it within a second")
     )
     revoke.add_argument("id", help="as `list` shows it")
+    for action in (rotate, revoke):
+        add_json_option(action)
 
 
 def _moment(text: str) -> datetime:
@@ -99,28 +103,34 @@ async def _create(context: Context) -> int:
         return 1
     await warn_of_unknown_models(context, options.model or ())
     if store is None or options.yaml:
-        if options.tenant not in context.config.tenants:
-            show_line(f"tenant {options.tenant} is not in router.yaml yet")
-        reason = "" if store is not None else f": {context.no_store}"
-        show_line(f"THE KEY IS NOT VALID YET{reason}")
-        show_line(f"write the printed line below tenants.{options.tenant}.keys in router.yaml, and reload it")
-        print(
-            f"{key.text}\n\n# in router.yaml, below tenants.{options.tenant}.keys; "
-            "the key itself is shown once:"
-        )
-        print(_yaml_line(key.stored))
+        _show_line_of_key(context, key)
         return 0
     creation = await store.create_key(key.stored, by=context.by)
     if not creation.is_created:
         show_line(f"there is a key {key.stored.id} already; revoke it first, or choose another id")
         return 1
-    print(key.text)
+    print_result({"key": key.text, "is_stored": True, **_fields(key.stored)}, key.text, as_json=options.json)
     if context.file is not None:
         show_line(context.followed)
     if not creation.has_tenant and options.tenant not in context.config.tenants:
         show_line(unknown_tenant_note(options.tenant))
     warn_of_idle_budgets(context, key.stored.limits)
     return 0
+
+
+def _show_line_of_key(context: Context, key: NewKey) -> None:
+    """Print a key that is not stored, and the line of router.yaml that makes it valid."""
+    tenant, line = context.options.tenant, _yaml_line(key.stored)
+    if tenant not in context.config.tenants:
+        show_line(f"tenant {tenant} is not in router.yaml yet")
+    reason = "" if context.store is not None else f": {context.no_store}"
+    show_line(f"THE KEY IS NOT VALID YET{reason}")
+    show_line(f"write the printed line below tenants.{tenant}.keys in router.yaml, and reload it")
+    text = (
+        f"{key.text}\n\n# in router.yaml, below tenants.{tenant}.keys; the key itself is shown once:\n{line}"
+    )
+    fields = {"key": key.text, "is_stored": False, "yaml": line, **_fields(key.stored)}
+    print_result(fields, text, as_json=context.options.json)
 
 
 def _new_key(context: Context) -> NewKey:
@@ -163,7 +173,7 @@ async def _list(context: Context) -> int:
     await show_lost_tenants(context)
     days = await context.store.last_uses()
     if context.options.json:
-        print(msgspec.json.encode([_fields(key, days.get(key.id)) for key in stored]).decode())
+        print_json([_fields(key, days.get(key.id)) for key in stored])
         return 0
     columns = ("id", "tenant", "created", "by", "last used", "expires", "scopes", "models", "limits")
     table = Table(*columns, box=None)
@@ -181,7 +191,7 @@ async def _list(context: Context) -> int:
     return 0
 
 
-def _fields(key: StoredKey, last_used: str | None) -> dict[str, Any]:
+def _fields(key: StoredKey, last_used: str | None = None) -> dict[str, Any]:
     return {**msgspec.to_builtins(key), "last_used": last_used}
 
 
@@ -205,7 +215,9 @@ async def _rotate(context: Context) -> int:
     if rotation is None:
         show_line(f"there is no key {options.id}")
         return 1
-    print(secret[1])
+    replaced = {"id": options.id, "expires_s": rotation.after.expires_s}
+    fields = {"key": secret[1], "replaces": replaced, **_fields(rotation.successor)}
+    print_result(fields, secret[1], as_json=options.json)
     ends = _minute(rotation.after.expires_s or 0)
     show_line(f"{rotation.successor.id} replaces {options.id}, which ends at {ends} UTC; {context.followed}")
     return 0
@@ -221,5 +233,5 @@ async def _revoke(context: Context) -> int:
             f"there is no key {key_id}; gateways that keep it after a loss of data refuse it from now on"
         )
         return 1
-    print(f"revoked {key_id}; {context.followed}")
+    print_result({"revoked": key_id}, f"revoked {key_id}; {context.followed}", as_json=context.options.json)
     return 0

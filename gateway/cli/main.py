@@ -14,16 +14,20 @@ from gateway.processes.launch import import_unscanned
 
 EPILOG = """\
 environment:
-  GATEWAY_API_KEY   the key of a gateway without tenants; if unset, one is created, printed once and kept
-                    in `state_dir`; `status`, `bench`, `embed`, `batch` and `instances` send it to the gateway
+  GATEWAY_API_KEY   of `serve`: the key of a gateway without tenants; if unset, one is created, printed once
+                    and kept in `state_dir`; of commands that ask a gateway: the key that they send
+  GATEWAY_URL       the gateway that commands ask, unless -c FILE or --url names one
   STATE_DIRECTORY, XDG_STATE_HOME, HOME   the default of `state_dir`, in this order
   LISTEN            the address in the router.yaml that comes with the project
   HF_TOKEN, HF_HOME, HF_HUB_OFFLINE   read by the Hugging Face Hub's own tools
 
+commands that ask a gateway find it by --url, by -c FILE, by GATEWAY_URL, or by router.yaml, and its key by
+--key-file, by GATEWAY_API_KEY, or by the first key in `state_dir`, which is for the address in the file
+
 signals of `serve`: SIGTERM and SIGINT stop it, SIGHUP reloads the file
 
-exit status: 0 success, 1 failure (the message gives the reason), 2 wrong command line; of `embed` also 3,
-stopped for now (the same command continues), and 130 or 143 after a signal
+exit status: 0 success, 1 failure (the message gives the reason), 2 wrong command line, 3 partly: `embed`
+stopped for now (the same command continues), `batch` has lines that failed; 130 or 143 after a signal
 """
 
 

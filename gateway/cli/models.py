@@ -27,7 +27,8 @@ from backends.torch.kind import ENGINE
 from gateway.audit.records import AuditRecord, command_actor, new_record
 from gateway.audit.trail import AuditTrail
 from gateway.cli.context import MEMORY, TIMEOUT_S
-from gateway.cli.output import NONE, show_line, show_problems, show_table
+from gateway.cli.operator_options import add_json_option
+from gateway.cli.output import NONE, print_json, print_result, show_line, show_problems, show_table
 from gateway.config.load import load_config
 from gateway.config.local_files import resolve_model
 from gateway.config.problems import ConfigError
@@ -88,7 +89,7 @@ def add_models_options(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="timeout of the inspection (default: 300)"
     )
-    inspect.add_argument("--json", action="store_true", help="for scripts")
+    add_json_option(inspect)
     _add_registry_actions(actions)
 
 
@@ -106,7 +107,7 @@ def models(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         show_line(str(error))
         return 1
     if options.json:
-        print(msgspec.json.encode(inspection).decode())
+        print_json(inspection)
     else:
         show_table(_table(inspection, prompts))
         if inspection.refusal is None and options.config is None:
@@ -236,7 +237,6 @@ def _snippet(boot: wire.ModelBoot) -> str:
 def _add_registry_actions(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the actions and their options to the parser of `gateway models`."""
     listing = _with_config(actions.add_parser("list", help="models of the configuration and of the cache"))
-    listing.add_argument("--json", action="store_true", help="for scripts")
     text = "download a model, as far as it is missing"
     pull = _with_config(actions.add_parser("pull", help=text, description=text))
     pull.add_argument("model", help="hub id")
@@ -245,7 +245,6 @@ def _add_registry_actions(actions: "argparse._SubParsersAction[argparse.Argument
     text = "compare a model's files with their hashes, load it, and compute one text"
     verify = _with_config(actions.add_parser("verify", help=text, description=text))
     verify.add_argument("model", help="hub id")
-    verify.add_argument("--json", action="store_true", help="for scripts")
     for parser in (pull, verify):
         parser.add_argument(
             "--timeout", type=float, default=600.0, metavar="S", help="of the load (default: 600)"
@@ -253,6 +252,8 @@ def _add_registry_actions(actions: "argparse._SubParsersAction[argparse.Argument
     text = "remove a model from the cache; refused while an upstream of the configuration uses it"
     remove = _with_config(actions.add_parser("rm", help=text, description=text))
     remove.add_argument("model", help="hub id")
+    for parser in (listing, pull, verify, remove):
+        add_json_option(parser)
 
 
 def _with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -277,12 +278,14 @@ def _run_on_registry(options: argparse.Namespace, environment: Mapping[str, str]
                 _pull(registry, options, environment)
                 record("download", options.model)
             case "verify":
-                _verify(registry, options, environment)
+                found = _verified(registry, options, environment)
                 record("load", options.model)
+                print_result(found, _words_of(options.model, found), as_json=options.json)
             case "rm":
                 size = registry.remove(options.model)
                 record("remove", options.model)
-                print(f"removed {options.model}: {_megabytes(size)}")
+                fields = {"removed": options.model, "bytes": size}
+                print_result(fields, f"removed {options.model}: {_megabytes(size)}", as_json=options.json)
     except ConfigError as error:
         show_problems(options.config or DEFAULT_CONFIG, error)
         return 1
@@ -331,7 +334,7 @@ async def _record(store: str, folder: Path, audit: AuditSettings, record: AuditR
 
 def _list(models: list[ListedModel], *, as_json: bool) -> None:
     if as_json:
-        print(msgspec.json.encode(models).decode())
+        print_json(models)
         return
     if not models:
         show_line("no models: the cache is empty, and the configuration names none for the built-in engine")
@@ -367,21 +370,24 @@ def _note_of(model: ListedModel) -> str:
 def _pull(registry: Registry, options: argparse.Namespace, environment: Mapping[str, str]) -> None:
     with _progress(options.model) as report:
         folder = registry.pull(options.model, options.revision, report)
-    print(folder)
-    if options.verify:
-        _verify(registry, options, environment)
+    found = _verified(registry, options, environment) if options.verify else None
+    text = "" if found is None else f"\n{_words_of(options.model, found)}"
+    fields = {"model": options.model, "folder": str(folder), "verified": found}
+    print_result(fields, f"{folder}{text}", as_json=options.json)
 
 
-def _verify(registry: Registry, options: argparse.Namespace, environment: Mapping[str, str]) -> None:
+def _verified(
+    registry: Registry, options: argparse.Namespace, environment: Mapping[str, str]
+) -> wire.SmokeLoad:
     def load(model: str, commit: str | None) -> wire.SmokeLoad:
         return smoke_load(wire.ModelBoot("model", model, commit), options.timeout, environment)
 
-    found = registry.verify(options.model, load)
-    if getattr(options, "json", False):
-        print(msgspec.json.encode(found).decode())
-        return
+    return registry.verify(options.model, load)
+
+
+def _words_of(model: str, found: wire.SmokeLoad) -> str:
     width = "" if found.dimensions is None else f", {found.dimensions} dimensions"
-    print(f"{options.model} is verified: {', '.join(found.operations)}{width}, loaded in {found.load_s} s")
+    return f"{model} is verified: {', '.join(found.operations)}{width}, loaded in {found.load_s} s"
 
 
 @contextmanager

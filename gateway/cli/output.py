@@ -5,6 +5,7 @@ from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -28,6 +29,19 @@ class CleanConsole(Console):
 def show_line(text: str) -> None:
     """Print one line on standard error, without the commands of a terminal that it may contain."""
     CleanConsole(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False, emoji=False)
+
+
+def print_json(value: object) -> None:
+    """Print a value as one JSON document, the whole output of a command for scripts."""
+    print(msgspec.json.encode(value).decode())
+
+
+def print_result(value: object, text: str, *, as_json: bool) -> None:
+    """Print the result of a command: a JSON document for scripts, or a text for people."""
+    if as_json:
+        print_json(value)
+    else:
+        print(text)
 
 
 def write_document(text: str) -> None:

@@ -4,11 +4,9 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from gateway.cli.gateway_client import GatewayClient, RequestRefused
 from gateway.cli.operator_options import add_config_option, add_operator_options, ask_gateway
-from gateway.cli.output import show_table
+from gateway.cli.output import print_json, show_table
 from gateway.cli.printable import plain
 from gateway.cli.status import PATH, replica_table
 from gateway.telemetry.snapshot import ReplicaStatus, Snapshot
@@ -44,7 +42,7 @@ def _run(options: argparse.Namespace, client: GatewayClient) -> None:
     if options.action == "list":
         snapshot = client.get(PATH, Snapshot)
         if options.json:
-            print(msgspec.json.encode(snapshot.replicas).decode())
+            print_json(snapshot.replicas)
         else:
             show_table(replica_table(snapshot, is_wide=True))
         return
@@ -52,7 +50,7 @@ def _run(options: argparse.Namespace, client: GatewayClient) -> None:
     body = {"upstream": upstream, "replica": options.replica}
     report = client.post(f"/admin/replicas/{options.action}", body, dict[str, Any])
     if options.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
         return
     found = _find(client.get(PATH, Snapshot), upstream, options.replica)
     state = (

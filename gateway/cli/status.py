@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from threading import Event
 from typing import TypeAlias
 
-import msgspec
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.segment import Segment, Segments
@@ -18,7 +17,7 @@ from gateway.cli.fleet import PATH as FLEET_PATH
 from gateway.cli.fleet import fleet_view
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable
 from gateway.cli.operator_options import add_config_option, add_operator_options, ask_gateway
-from gateway.cli.output import NONE, PIPE_WIDTH, milliseconds, short, size, span
+from gateway.cli.output import NONE, PIPE_WIDTH, milliseconds, print_json, short, size, span
 from gateway.cli.printable import plain
 from gateway.events import tenants_and_keys
 from gateway.fleet.members import FleetReport
@@ -111,7 +110,7 @@ def status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         if options.fleet:
             _show_fleet(client, as_json=options.json)
         elif options.json:
-            print(msgspec.json.encode(client.get(PATH, Snapshot)).decode())
+            print_json(client.get(PATH, Snapshot))
         elif options.once or not Console().is_terminal:
             _show_once(client, StatusDisplay(url))
         else:
@@ -127,7 +126,7 @@ def _show_fleet(client: GatewayClient, *, as_json: bool) -> None:
     """Print the gateways that share a Redis. Raises: GatewayUnavailable, RequestRefused."""
     report = client.get(FLEET_PATH, FleetReport)
     if as_json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
         return
     console = Console()
     Console(width=None if console.is_terminal else PIPE_WIDTH).print(fleet_view(report))

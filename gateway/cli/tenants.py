@@ -5,7 +5,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from rich.table import Table
 
 from gateway.cli.context import (
@@ -23,10 +22,11 @@ from gateway.cli.context import (
     warn_of_idle_budgets,
     warn_of_unknown_models,
 )
-from gateway.cli.output import show_line, show_table
+from gateway.cli.operator_options import add_json_option
+from gateway.cli.output import print_json, print_result, show_line, show_table
 from gateway.config.schema import LimitAmount, TenantConfig, end_user_limit_problems, limit_problems
 from gateway.tenants.create_key import name_problem
-from gateway.tenants.store import SettingsChange, merged
+from gateway.tenants.store import SettingsChange, TenantChange, merged
 
 SETTINGS = (
     *("models", "limits", "model_limits", "end_user_limits"),
@@ -74,9 +74,10 @@ def add_tenants_options(parser: argparse.ArgumentParser) -> None:
     )
     setting.add_argument("--replace", action="store_true", help="remove all settings that are not named")
     listing = add_store_options(actions.add_parser("list", help="all tenants that are not in router.yaml"))
-    listing.add_argument("--json", action="store_true", help="for scripts")
     remove = add_store_options(actions.add_parser("remove", help="remove a tenant and its keys"))
     remove.add_argument("tenant", help="its name")
+    for action in (setting, listing, remove):
+        add_json_option(action)
 
 
 def tenants(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -101,18 +102,25 @@ async def _set(context: Context) -> int:
     warn_of_idle_budgets(context, settings.limits, *settings.model_limits.values())
     if tenant in context.config.tenants:
         show_line(f"{tenant} is set, but router.yaml also defines it and takes precedence")
-    else:
+    elif not context.options.json:
         print(f"{tenant} is set; {context.followed}")
     before = None if context.options.replace else changed.before
     for name in _absent(context.options.unset or (), before or TenantConfig()):
         show_line(f"--unset {name}: it was not set")
+    if context.options.json:
+        print_json({"tenant": tenant, "changes": changed.changes, "settings": settings})
+    else:
+        _show_changes(changed)
+    show_replaced(tenant, lost, changed)
+    warn_of_first_key_end(context, is_first=changed.is_first and not lost.has_ended_first_key)
+    return 0
+
+
+def _show_changes(changed: TenantChange) -> None:
     for change in changed.changes:
         print(f"  {change.field}: {shown(change.was)} -> {shown(change.now)}")
     if not changed.changes and changed.before is not None:
         print("  nothing has changed")
-    show_replaced(tenant, lost, changed)
-    warn_of_first_key_end(context, is_first=changed.is_first and not lost.has_ended_first_key)
-    return 0
 
 
 def _show_only_in_file(context: Context) -> None:
@@ -197,7 +205,7 @@ async def _list(context: Context) -> int:
     stored = await context.store.tenants()
     await show_lost_tenants(context)
     if context.options.json:
-        print(msgspec.json.encode(stored).decode())
+        print_json(stored)
         return 0
     table = Table("tenant", "models", "limits", "weight", "priority", box=None)
     for name, tenant in stored.items():
@@ -224,7 +232,8 @@ async def _remove(context: Context) -> int:
         )
         show_line(f"there is no tenant {tenant}{where}")
         return 1
-    print(f"removed {tenant} and its keys; {context.followed}")
+    text = f"removed {tenant} and its keys; {context.followed}"
+    print_result({"removed": tenant}, text, as_json=context.options.json)
     if is_in_file:
         show_line(f"router.yaml also defines {tenant}; it stays valid there, with the keys in the file")
     return 0

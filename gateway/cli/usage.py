@@ -17,8 +17,8 @@ from gateway.audit.records import command_actor, new_record
 from gateway.audit.redis_store import AuditInRedis
 from gateway.cli.context import MEMORY, TIMEOUT_S, add_store_options, show_config_problems, store_config
 from gateway.cli.gateway_client import GatewayClient
-from gateway.cli.operator_options import add_address_options, ask_gateway
-from gateway.cli.output import count_of, show_line, show_table, write_document
+from gateway.cli.operator_options import add_address_options, ask_gateway, named_url
+from gateway.cli.output import count_of, print_result, show_line, show_table, write_document
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
@@ -115,7 +115,7 @@ def _run(options: argparse.Namespace, environment: Mapping[str, str], ask: Remot
     try:
         first = None if options.month is None else first_of_month(options.month)
         days_between(options.since, options.until)
-        if options.store is None and (options.url or environment.get("GATEWAY_URL")):
+        if options.store is None and named_url(options, environment):
             return ask(options, environment)
         config = store_config(options, environment)
         if config.quotas.store == MEMORY:
@@ -147,7 +147,7 @@ async def _forget(config: Config, options: argparse.Namespace, _: date | None) -
         # Without the name, which is to be forgotten.
         record = new_record(command_actor(), "forget", f"tenant/{options.owner}")
         await AuditInRedis(redis, config.audit).append([record])
-        _show_forgotten(days)
+        _show_forgotten(days, options.form)
     finally:
         await ledger.aclose()
 
@@ -157,13 +157,14 @@ def _forget_there(options: argparse.Namespace, environment: Mapping[str, str]) -
     content = {"tenant": options.owner, "end_user": options.end_user}
 
     def forget(client: GatewayClient, _: str) -> None:
-        _show_forgotten(client.post("/admin/usage/forget", content, Forgotten).days)
+        _show_forgotten(client.post("/admin/usage/forget", content, Forgotten).days, options.form)
 
     return ask_gateway(options, environment, forget, ASKED_S)
 
 
-def _show_forgotten(days: int) -> None:
-    print(f"deleted the usage of {count_of(range(days), 'day')}; the totals of the tenant stay")
+def _show_forgotten(days: int, form: str) -> None:
+    text = f"deleted the usage of {count_of(range(days), 'day')}; the totals of the tenant stay"
+    print_result(Forgotten(days), text, as_json=form == "json")
 
 
 def _ledger(redis: RedisClient) -> RedisLedger:

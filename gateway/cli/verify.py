@@ -19,7 +19,7 @@ from backends.kinds import open_replica
 from backends.reference_texts import REFERENCE_TEXTS
 from gateway.cli.context import TIMEOUT_S
 from gateway.cli.operator_options import add_config_option
-from gateway.cli.output import CleanConsole, show_line, show_problems
+from gateway.cli.output import CleanConsole, print_json, show_line, show_problems
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config, UpstreamSettings
@@ -253,7 +253,7 @@ async def _compare(
     report = report_on(replicas, stored, groups, options.min_cosine)
     if options.json:
         fields = {"agrees": report.agrees, **msgspec.to_builtins(report), "unread": problems}
-        print(msgspec.json.encode(fields).decode())
+        print_json(fields)
     else:
         show_report(report)
     for problem in problems:

@@ -58,7 +58,7 @@ from gateway.telemetry.call_metrics import (
     ReadBatches,
     StoreMetrics,
 )
-from gateway.telemetry.config_metrics import ConfigMetrics
+from gateway.telemetry.config_metrics import ConfigMetrics, ReadDigest
 from gateway.telemetry.instruments import MetricFactory
 from gateway.telemetry.upstream_metrics import (
     GroupMetrics,
@@ -162,6 +162,10 @@ class Metrics:
     def watch_batches(self, read: ReadBatches) -> None:
         """Set the source of the state of batches."""
         self._read_batches = read
+
+    def watch_configuration(self, read_digest: ReadDigest) -> None:
+        """Set the source of the digest of the configuration."""
+        self._config.read_digest = read_digest
 
     async def refresh_forever(self) -> None:
         """Write this worker's gauges for the other workers every REFRESH_S."""

@@ -26,6 +26,7 @@ class Server:
             "output_file_id": "file-1",
         }
         self.announces = True
+        self.failed_lines = b""
         self.url = ""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -33,6 +34,8 @@ class Server:
             pass
         is_file = scope["path"].endswith("/content")
         body = CONTENT if is_file else json.dumps(self.reply).encode()
+        if scope["path"] == "/v1/files/file-2/content":
+            body = self.failed_lines
         length = [(b"content-length", str(len(body)).encode())] if self.announces else []
         await send({"type": "http.response.start", "status": 200, "headers": length})
         await send({"type": "http.response.body", "body": body})
@@ -204,5 +207,70 @@ def test_names_the_missing_file(server: Server, capsys: pytest.CaptureFixture[st
 
 def test_without_an_address_says_how_to_name_one(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.url = ""
+    assert run(server, "status", BATCH, "-c", "none.yaml") == 1
+    assert "there is no none.yaml: pass the URL of the gateway with --url" in capsys.readouterr().err
+
+
+def failed_line(number: int) -> bytes:
+    body = {"error": {"message": f"text {number} is too long\x1b[31m"}}
+    return json.dumps({"custom_id": f"row-{number}", "response": {"status_code": 413, "body": body}}).encode()
+
+
+@pytest.mark.parametrize(("completed", "status"), [(0, 1), (993, 3), (1000, 0)])
+def test_lines_that_failed_are_in_the_exit_status_with_their_reasons(
+    server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path, completed: int, status: int
+) -> None:
+    failed = 1000 - completed
+    server.failed_lines = b"".join(failed_line(number) + b"\n" for number in range(failed))
+    server.reply["request_counts"] = {"total": 1000, "completed": completed, "failed": failed}
+    server.reply["output_file_id"] = "file-1" if completed else None
+    server.reply["error_file_id"] = "file-2" if failed else None
+    (tmp_path / "in.jsonl").write_text("{}")
+
+    assert run(server, "submit", "in.jsonl", "--wait", "--reasons", "2") == status
+    reasons = capsys.readouterr().err.splitlines()
+    assert reasons == (
+        [f"row-{number}: 413: text {number} is too long [31m" for number in range(2)]
+        + ["`gateway batch fetch batch_1` writes all lines that failed"]
+        if failed
+        else []
+    )
+
+    assert run(server, "fetch", BATCH, "--to", "out.jsonl") == status
+    fetched = capsys.readouterr()
+    written = {path.name for path in tmp_path.iterdir()} - {"in.jsonl"}
+    expected = {"out.jsonl": completed, "out.errors.jsonl": failed}
+    assert written == {name for name, lines in expected.items() if lines}
+    assert set(fetched.out.splitlines()[:-1]) == written
+    is_explained = "out.jsonl is not written: no line of the batch was completed" in fetched.err
+    assert is_explained == (not completed)
+
+
+def test_lines_that_were_never_run_have_a_reason(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    error = {"code": "batch_expired", "message": ""}
+    server.failed_lines = json.dumps({"custom_id": "a", "error": error}).encode() + b"\n{\n" + failed_line(1)
+    server.reply["request_counts"] = {"total": 3, "completed": 0, "failed": 3}
+    server.reply |= {"status": "expired", "error_file_id": "file-2"}
     assert run(server, "status", BATCH) == 1
-    assert "there is no router.yaml: pass the URL of the gateway with --url" in capsys.readouterr().err
+    # The last line is cut, the one before is broken.
+    assert capsys.readouterr().err.splitlines()[0] == "a: batch_expired"
+
+
+def test_scripts_get_one_document(server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    server.failed_lines = failed_line(7) + b"\n"
+    server.reply |= {"request_counts": {"total": 2, "completed": 1, "failed": 1}, "error_file_id": "file-2"}
+    (tmp_path / "in.jsonl").write_text("{}")
+    expected = {
+        "batch": BATCH,
+        "failures": [{"custom_id": "row-7", "message": "413: text 7 is too long\x1b[31m"}],
+    }
+
+    for words in (("submit", "in.jsonl", "--wait"), ("status", BATCH)):
+        assert run(server, *words, "--json") == 3
+        found = json.loads(capsys.readouterr().out)
+        assert found | {"batch": found["batch"]["id"]} == expected
+    assert run(server, "fetch", BATCH, "--json") == 3
+    found = json.loads(capsys.readouterr().out)
+    assert (found["results"], found["errors"]) == ("batch_1.jsonl", "batch_1.errors.jsonl")
+    assert run(server, "cancel", BATCH, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == BATCH

@@ -292,7 +292,7 @@ def test_texts_of_a_file_are_sent(tmp_path: Path) -> None:
     file = tmp_path / "texts"
     file.write_text("one\n\n two \n")
     options = options_of("http://h", "--file", str(file))
-    assert plan_of(options).callers == 1
+    assert plan_of(options, "http://h").callers == 1
     calls = bodies(target_of("http://h", None), "m", ["one", "two"], 1)
     assert [json.loads(next(calls))["input"] for _ in range(3)] == [["one"], ["two"], ["one"]]
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,9 +14,19 @@ import yaml
 from gateway.cli import main as command_line
 from gateway.config.schema import TenantConfig
 from gateway.tenants.file_store import FILE_NAME, FileTenantStore
+from gateway.tenants.keyring import key_digest
 from tests.actors import TESTER
+from tests.unit.test_gateway_address import leaves
 from tests.waiting import PATIENCE_S
 
+# Commands whose output is no report for people.
+NO_JSON = {
+    "serve": "it runs until it is stopped; its log is JSON where there is no terminal",
+    "init": "it writes a file, and asks questions",
+    "schema": "it prints a document",
+    "completion": "it prints a script",
+    "import litellm": "it prints a document",
+}
 NAME = "müller-日本🙂"
 
 
@@ -81,3 +92,49 @@ def test_a_document_is_utf8_on_every_terminal(tmp_path: Path) -> None:
 
     assert 0 == ended.returncode, ended.stderr.decode()
     assert [NAME] == list(yaml.safe_load(ended.stdout.decode())["models"])
+
+
+def test_every_command_that_reports_something_does_it_for_scripts_too() -> None:
+    without = {
+        name
+        for name, parser in leaves(command_line.full_parser())
+        if not any("--json" in action.option_strings for action in parser._actions)
+    }
+    assert set(NO_JSON) == without
+
+
+def test_changes_and_lists_are_one_document_for_scripts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "router.yaml"
+    upstream = '{backend: tei, replicas: ["http://tei"]}'
+    path.write_text(
+        f"state_dir: {tmp_path}\nupstreams: {{one: {upstream}}}\nmodels: {{m: {{upstream: one}}}}\n"
+    )
+
+    def run(*words: str, status: int = 0) -> Any:
+        monkeypatch.setattr("sys.argv", ["gateway", *words, "-c", str(path), "--json"])
+        with pytest.raises(SystemExit) as ended:
+            command_line.main()
+        assert status == ended.value.code
+        return json.loads(capsys.readouterr().out)
+
+    changed = run("tenants", "set", "acme", "--limit", "tokens_per_minute=10")
+    assert ("acme", 10) == (changed["tenant"], changed["settings"]["limits"]["tokens_per_minute"])
+    assert ["acme"] == list(run("tenants", "list"))
+
+    created = run("keys", "create", "acme", "--id", "one")
+    assert ("one", True) == (created["id"], created["is_stored"])
+    assert key_digest(created["key"]) == created["digest"]
+    rotated = run("keys", "rotate", "one", "--new-id", "two")
+    assert ("two", "one") == (rotated["id"], rotated["replaces"]["id"])
+    assert {"revoked": "one"} == run("keys", "revoke", "one")
+    assert ["two"] == [key["id"] for key in run("keys", "list")]
+    assert "digest" in run("keys", "create", "acme", "--yaml")["yaml"]
+    assert {"removed": "acme"} == run("tenants", "remove", "acme")
+
+    assert (True, 1) == ((found := run("check"))["is_usable"], found["models"])
+    path.write_text("listen: 1\n")
+    assert [("listen", 1)] == [
+        (problem["path"], problem["line"]) for problem in run("check", status=1)["problems"][:1]
+    ]

@@ -2,7 +2,7 @@
 
 import argparse
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 from urllib.parse import unquote
@@ -20,9 +20,8 @@ from gateway.cli.embed.plan import (
     Settings,
     Source,
 )
-from gateway.cli.operator_options import caller_url
+from gateway.cli.operator_options import add_address_options, add_config_option
 
-CONFIG, URL = Path("router.yaml"), "http://127.0.0.1:8080"
 # Value of null in the name of a folder.
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 INPUT_SUFFIXES: dict[str, InputFormat] = {
@@ -70,16 +69,12 @@ def add_embed_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_call_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("server").add_argument
-    add("-c", "--config", type=Path, metavar="FILE", help=f"for the gateway's address (default: {CONFIG})")
-    servers = (
-        "gateway, or a server of OpenAI's or TEI's API (default: `listen` of the configuration; without "
-    )
-    add("--url", help=f"{servers}one {URL})")
+    group = parser.add_argument_group("server", "a gateway, or a server of OpenAI's or TEI's API")
+    add_config_option(group, "for the gateway's address (default: router.yaml)")
+    add_address_options(group, "`listen`", "the API key")
+    add = group.add_argument
     add("--model", help="model (default: the first that the server lists)")
-    add("--key", help="API key; other users of this machine can see it (default: GATEWAY_API_KEY)")
-    add("--key-file", type=Path, metavar="FILE", help="file with the API key")
-    add("--ca", type=Path, metavar="FILE", help="authority that signed the server's certificate, in PEM")
+    add("--key", help="API key; other users of this machine can see it")
     group = parser.add_argument_group("vectors")
     add = group.add_argument
     add("--column", default="embedding", metavar="NAME", help="column of the vectors (default: embedding)")
@@ -98,8 +93,8 @@ def _add_call_options(parser: argparse.ArgumentParser) -> None:
     add("--deadline", type=float, default=600.0, metavar="S", help=longest)
 
 
-def plan_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Plan:
-    """Return the plan of a command line. Raises: EmbedFailed, ConfigError, RequestRefused."""
+def plan_of(options: argparse.Namespace, url: str) -> Plan:
+    """Return the plan of a command line. url: of the server. Raises: EmbedFailed."""
     _check_bounds(options)
     suffix = ".jsonl.gz" if options.to.name.lower().endswith(".jsonl.gz") else options.to.suffix.lower()
     sources = sources_of(options.files)
@@ -110,7 +105,7 @@ def plan_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Plan
         options.id,
         options.delimiter,
         options.on_empty,
-        _request_of(options, environment),
+        _request_of(options, url),
         options.column,
         encoding=encoding,
     )
@@ -150,10 +145,8 @@ def _check_bounds(options: argparse.Namespace) -> None:
         raise EmbedFailed("--column is empty")
 
 
-def _request_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Request:
-    """Return the request of a command line. Raises: EmbedFailed, ConfigError, RequestRefused."""
-    is_named = options.url or environment.get("GATEWAY_URL") or options.config is not None or CONFIG.exists()
-    url = caller_url(options.url, options.config or CONFIG, environment) if is_named else URL
+def _request_of(options: argparse.Namespace, url: str) -> Request:
+    """Return the request of a command line. Raises: EmbedFailed."""
     try:
         target = target_of(url, "tei" if options.prompt_name else None)
     except ValueError as error:

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from gateway.cli.embed.calls import Caller, open_client
 from gateway.cli.embed.embedding import Embedder, Interrupted, Run, open_reader
-from gateway.cli.embed.options import CONFIG, plan_of
+from gateway.cli.embed.options import plan_of
 from gateway.cli.embed.outputs import Writer, check_output
 from gateway.cli.embed.parts import (
     REPLACED,
@@ -38,7 +38,7 @@ from gateway.cli.embed.parts import (
 )
 from gateway.cli.embed.plan import Counts, EmbedFailed, EmbedStopped, PartFacts, Plan, Position, Source
 from gateway.cli.gateway_client import RequestRefused
-from gateway.cli.operator_options import checked_key, operator_key
+from gateway.cli.operator_options import checked_key, find_gateway
 from gateway.cli.output import show_line, show_problems, show_table
 from gateway.config.problems import ConfigError
 
@@ -61,12 +61,13 @@ FIGURES = {
 def run_embed(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run the command; return its exit status."""
     try:
-        key = checked_key(options.key or "", "--key") or operator_key(options.key_file, environment)
-        plan = plan_of(options, environment)
+        named = checked_key(options.key or "", "--key")
+        found = find_gateway(options, environment, for_operators=False)
+        key, plan = named or found.key, plan_of(options, found.url)
         check_output(plan)
         note, is_new = asyncio.run(_embed(plan, key, options.ca))
     except ConfigError as error:
-        show_problems(options.config or CONFIG, error)
+        show_problems(options.config, error)
         return FAILED
     except (EmbedFailed, RequestRefused) as error:
         show_line(str(error))
