@@ -285,7 +285,9 @@ class WorkerReload:
         self.api.gateway.serving = serving_of(
             config, upstreams, self.groups.groups, added_models, self.api.instances
         )
-        self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)
+        self.api.gateway.keyring.replace_configured(
+            config.tenants, config.admin.keys, config.admin.certificates
+        )
         self.api.authenticator.sign_on.apply(config.sign_on)
         self.api.follow(config)
         self.admin.apply(config)
@@ -322,7 +324,15 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     )
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
-    admin = Admin(config, stores.ledger, follower, authenticator, outside.reload, _name_of(boot))
+    admin = Admin(
+        config,
+        stores.ledger,
+        follower,
+        authenticator,
+        outside.reload,
+        _name_of(boot),
+        is_shared_host=boot.is_shared_host,
+    )
     sources = partial(sources_of, gateway, in_flight, stores, admin.stored_state, Certificates())
     metrics.watch(sources())
     watched = StatusSource(
@@ -595,6 +605,7 @@ def _keyring(boot: AppBoot) -> Keyring:
         config.tenants,
         _first_key(boot),
         operators=config.admin.keys,
+        operator_certificates=config.admin.certificates,
         has_store=config.quotas.store != "memory" or boot.tenants_file is not None,
     )
 

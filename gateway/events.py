@@ -21,7 +21,8 @@ class CallFinished(msgspec.Struct, frozen=True):
     the last byte written. tenant: of the accepted key, even if the call was refused then. stages: seconds
     per stage, as in `server-timing`. trace_id: 32 hex digits, None where calls are not traced. key_id: id
     of the API key, None if none was accepted. address: of the client. path: as sent, cut and escaped,
-    only if no handler serves it. reason: class of the cause of a refusal, None if its kind has only one.
+    only if no handler serves it. reason: class of the cause of a refusal, None if its kind has only one; the
+    name that was asked for, cut, if no model has it.
     is_bulk: it yielded to interactive calls. is_recorded: its trace has spans. replicas, attempts,
     upstream_status, upstream_words: as in `AttemptRecord`. end_user: for whom it was sent, by digest unless
     `end_users.log` is plain.

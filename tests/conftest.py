@@ -145,6 +145,7 @@ async def running_gateway(
     sockets: bool = False,
     resolver: Resolver = resolve,
     traces: CallTraces | None = None,
+    is_shared_host: bool = False,
     reload: Reload | None = None,
     adding: AdditionsClient | None = None,
     engines: Mapping[str, Backend] | None = None,
@@ -183,6 +184,7 @@ async def running_gateway(
         engines={name: {"": name} for name in hosted},
         manager_port=None if manager is None else MANAGER_PORT,
         tenants_file=None if tenants_file is None else str(tenants_file),
+        is_shared_host=is_shared_host,
     )
     application = build(boot, collaborators)
     async with (

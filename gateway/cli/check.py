@@ -10,6 +10,7 @@ from rich.markup import escape
 from gateway.cli.first_key import NO_OPERATOR_KEY, needs_operator_key
 from gateway.cli.operator_options import add_config_option, add_json_option
 from gateway.cli.output import CleanConsole, count_of, print_json, show_problems
+from gateway.config.host_users import people
 from gateway.config.load import load_config
 from gateway.config.notes import notes
 from gateway.config.problems import ConfigError, Problem
@@ -73,5 +74,5 @@ def check(path: Path, environment: Mapping[str, str], *, as_json: bool = False) 
 
 def _notes(config: Config) -> list[Problem]:
     # Keys in Redis are not read here.
-    lacks_key = config.tenants and config.quotas.store == "memory" and needs_operator_key(config)
+    lacks_key = config.tenants and config.quotas.store == "memory" and needs_operator_key(config, people())
     return [*notes(config), *([Problem("admin.keys", NO_OPERATOR_KEY)] if lacks_key else [])]

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import shlex
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,6 +33,8 @@ SETS_YOUR_OWN = f"{VARIABLE} sets your own"
 STORE_TIMEOUT_S = 5.0
 # Pause between two attempts to reach a store that was unavailable at start.
 RETRY_S = 1.0
+# Names in a line of the log.
+PEOPLE_SHOWN = 5
 NO_OPERATOR_KEY = (
     "there are tenants and no key with the scope admin, therefore /admin refuses every request; "
     "run: gateway keys create TENANT --scope admin"
@@ -271,12 +273,34 @@ def _log_ignored(sources: KeySources, reason: str) -> None:
         logger.info("the first key in %s is ignored: %s", sources.file, reason)
 
 
-def needs_operator_key(config: Config) -> bool:
-    """Return True if /admin needs a key, and the file has no key and no users of an issuer for it."""
+def is_admin_on_loopback(config: Config) -> bool:
+    """Return whether all operators' listeners are on loopback, and the file lists no keys or certificates."""
     addresses = [config.admin.listen or config.listen]
     if config.manager is not None:
         addresses.append(config.manager.listen)
-    if not config.admin.keys and all(is_loopback(host_and_port(address)[0]) for address in addresses):
+    has_own = config.admin.keys or config.admin.certificates
+    return not has_own and all(is_loopback(host_and_port(address)[0]) for address in addresses)
+
+
+def log_open_admin(config: Config, people: Sequence[str]) -> None:
+    """Log whether programs of this machine can use /admin without a key. people: who can log in."""
+    if not is_admin_on_loopback(config):
+        return
+    if len(people) > 1:
+        names = ", ".join(people[:PEOPLE_SHOWN]) + (", …" if len(people) > PEOPLE_SHOWN else "")
+        logger.info("/admin needs a key: several people can log in to this machine (%s)", names)
+    else:
+        logger.info("/admin needs no key from programs on this machine; `admin.keys` ends that")
+
+
+def needs_operator_key(config: Config, people: Sequence[str] = ()) -> bool:
+    """Return True if /admin needs a key, and the file has none, no certificate and no users of an issuer.
+
+    people: who can log in to the gateway's machine.
+    """
+    if config.admin.certificates:
+        return False
+    if len(people) <= 1 and is_admin_on_loopback(config):
         return False
     has_own = any(isinstance(key, str) or "admin" in (key.scopes or ("admin",)) for key in config.admin.keys)
     tables = (issuer.claims.scopes for issuer in config.sign_on.values())
@@ -289,9 +313,9 @@ def needs_operator_key(config: Config) -> bool:
     )
 
 
-def warn_of_missing_operator_key(config: Config) -> None:
+def warn_of_missing_operator_key(config: Config, people: Sequence[str] = ()) -> None:
     """Log a warning if no key of the file or of Redis can use /admin. Called once the first key has ended."""
-    if not needs_operator_key(config):
+    if not needs_operator_key(config, people):
         return
     if config.quotas.store != "memory":
         try:

@@ -32,6 +32,8 @@ PROBE_TIMEOUT_S = 5.0
 REPLY_BYTES_MAX, READ_BYTES = 4 * 1024 * 1024, 64 * 1024
 # Statuses of a server that wants a key, or another one.
 KEY_STATUSES = (401, 403)
+# No hub id has a colon.
+HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):\d{1,5}(/.*)?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HEADING = """\
 # Written by `gateway serve`. Save it as router.yaml and change it; docs/configuration.md describes all keys.
@@ -149,12 +151,7 @@ def _joins(upstream: dict[str, Any], settings: Mapping[str, Any]) -> bool:
 def _upstreams_of(name: str, probe: Probe, key: ServerKey | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the public name of each model and the settings of its upstream. Raises: UnusableModel."""
     if not is_url(name):
-        path = Path(name).expanduser()
-        is_folder = path.is_dir()
-        if not is_folder and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-            raise UnusableModel(f"{name}: there is no such folder")
-        public = path.resolve().name if is_folder else name
-        yield public, {"backend": ENGINE.name, "model": str(path.resolve()) if is_folder else name}
+        yield _engine_of(name)
         return
     url = name.rstrip("/")
     if url.startswith(GRPC_SCHEMES):
@@ -175,6 +172,18 @@ def _upstreams_of(name: str, probe: Probe, key: ServerKey | None) -> Iterator[tu
             # Its name of a model is usually the hub id.
             settings["tokenizer"] = model
         yield model, settings
+
+
+def _engine_of(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the public name and the upstream of a model for the engine. Raises: UnusableModel."""
+    if HOST_AND_PORT.fullmatch(name):
+        raise UnusableModel(f"{name}: did you mean http://{name}?")
+    path = Path(name).expanduser()
+    is_folder = path.is_dir()
+    if not is_folder and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise UnusableModel(f"{name}: there is no such folder")
+    public = path.resolve().name if is_folder else name
+    return public, {"backend": ENGINE.name, "model": str(path.resolve()) if is_folder else name}
 
 
 def _check_names(url: str, models: Sequence[str]) -> None:

@@ -20,12 +20,14 @@ from gateway.cli.first_key import (
     create_first_key_later,
     first_key,
     key_sources,
+    log_open_admin,
     warn_of_missing_operator_key,
 )
 from gateway.cli.named_models import UnusableModel, add_server_key_option, config_of, server_key
 from gateway.cli.operator_options import add_config_option
 from gateway.cli.output import CleanConsole, count_of, show_line, show_problems, write_document
 from gateway.config.boot import AppBoot, MetricNames
+from gateway.config.host_users import people
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config, Logs
@@ -120,10 +122,14 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
     if sources.file is not None and (warning := folder_warning(sources.file.parent)):
         logger.warning("%s", warning)
     key = first_key(config, sources)
+    found = people()
+    log_open_admin(config, found)
     if key is None:
-        warn_of_missing_operator_key(config)
+        warn_of_missing_operator_key(config, found)
     try:
-        asyncio.run(_run(config, ConfigSource(path, environment), key, sources))
+        asyncio.run(
+            _run(config, ConfigSource(path, environment), key, sources, is_shared_host=len(found) > 1)
+        )
     except StartError as error:
         _report_failure(config.logs, f"cannot start: {error}")
         return 1
@@ -160,7 +166,9 @@ def _make_tenants_folder(config: Config, sources: KeySources) -> None:
         logger.warning("keys and tenants can be changed in router.yaml only: %s", error)
 
 
-async def _run(config: Config, source: ConfigSource, key: FirstKey | None, sources: KeySources) -> None:
+async def _run(
+    config: Config, source: ConfigSource, key: FirstKey | None, sources: KeySources, *, is_shared_host: bool
+) -> None:
     def show_progress(detail: str) -> None:
         # A line of its own, on a terminal too: lines of other processes would break into a spinner.
         logger.info("%s", detail)
@@ -182,6 +190,7 @@ async def _run(config: Config, source: ConfigSource, key: FirstKey | None, sourc
     boot = AppBoot(
         config,
         metric_names=metric_names(source.environment),
+        is_shared_host=is_shared_host,
         first_key_digest=key.digest if key else None,
         first_key_waits=key is not None and key.waits,
         first_key_is_kept=key is not None and key.is_kept,

@@ -23,7 +23,8 @@ class AppBoot(msgspec.Struct, frozen=True):
     of this worker; None if there is only one. tenants_file: of tenants and keys where there is no Redis, None
     if no folder for it is known. jobs_file: of the table of batches where there is no Redis; None puts it
     into `batches.dir`. metric_names: of metrics for a collector. identity: of the gateway, the same for all
-    its workers; None makes one. configuration: digests of the sections, None computes them from `config`.
+    its workers; None makes one. is_shared_host: several people can log in to this machine.
+    configuration: digests of the sections, None computes them from `config`.
     """
 
     config: Config
@@ -39,6 +40,7 @@ class AppBoot(msgspec.Struct, frozen=True):
     jobs_file: str | None = None
     metric_names: MetricNames = "latest"
     identity: Identity | None = None
+    is_shared_host: bool = False
     configuration: Mapping[str, str] | None = None
 
 

@@ -19,6 +19,7 @@ from backends.openai.kind import API_ADDRESSES, ApiSettings
 from backends.recipe.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
 from backends.torch.kind import ENGINE
 from gateway.config.money import PRICE_MAX, budget_of, is_budget
+from gateway.config.problems import similar_name
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
@@ -32,13 +33,13 @@ LimitAmount = (
     Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)] | Annotated[float, msgspec.Meta(gt=0, le=LIMIT_MAX)]
 )
 
+COUNTED = ("requests", "tokens", "inputs", "images", "batch_tokens")
+PERIODS = ("second", "minute", "hour", "day", "month")
 LIMIT_NAME = re.compile(
-    r"(requests|tokens|inputs|images|batch_tokens)_per_(second|minute|hour|day|month)|requests_in_flight|"
-    r"budget_per_(day|month)"
+    rf"({'|'.join(COUNTED)})_per_({'|'.join(PERIODS)})|requests_in_flight|budget_per_(day|month)"
 )
 LIMITS_ALLOWED = (
-    "<requests|tokens|inputs|images|batch_tokens>_per_<second|minute|hour|day|month>, requests_in_flight, or "
-    "budget_per_<day|month>"
+    f"<{'|'.join(COUNTED)}>_per_<{'|'.join(PERIODS)}>, requests_in_flight, or budget_per_<day|month>"
 )
 COMMIT = re.compile(r"[0-9a-f]{40}")
 KEY_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -102,11 +103,12 @@ class Key(Section, frozen=True):
 
 
 class ListenerTls(Section, frozen=True):
-    """HTTPS for callers, in PEM files."""
+    """HTTPS for callers, in PEM files. client_certificates: of callers, by the authority `client_ca`."""
 
     certificate: str
     private_key: str
     client_ca: str | None = None
+    client_certificates: Literal["required", "optional"] = "required"
 
 
 class UpstreamTls(Section, frozen=True):
@@ -137,11 +139,12 @@ class RegistrySettings(Section, frozen=True):
 
 
 class AdminSettings(Section, frozen=True):
-    """The operators' listener and their keys, which belong to no tenant."""
+    """The operators' listener, and their keys and client certificates, which belong to no tenant."""
 
     listen: str | None = None
     files: str | None = None
     keys: tuple[str | Key, ...] = ()
+    certificates: tuple[str, ...] = ()
 
 
 class CommandTemplate(Section, frozen=True):
@@ -377,9 +380,10 @@ class Defaults(Section, frozen=True):
 
 
 class TenantConfig(Section, frozen=True):
-    """An account that is billed and limited."""
+    """An account that is billed and limited. certificates: names or fingerprints of client certificates."""
 
     keys: tuple[str | Key, ...] = ()
+    certificates: tuple[str, ...] = ()
     models: tuple[str, ...] | None = None
     limits: dict[str, LimitAmount] = {}
     model_limits: dict[str, dict[str, LimitAmount]] = {}
@@ -631,6 +635,11 @@ class Config(Section, frozen=True, kw_only=True):
     tenants: dict[str, TenantConfig] = {}
     sign_on: dict[str, IssuerSettings] = {}
 
+    @property
+    def verifies_clients(self) -> bool:
+        """True if certificates of clients are verified."""
+        return self.tls is not None and self.tls.client_ca is not None
+
 
 def host_and_port(listen: str) -> tuple[str, int]:
     """Split "host:port", "[v6]:port" or ":port".
@@ -677,7 +686,7 @@ def shared_limit_problems(limits: Iterable[str], owner: str) -> dict[str, str]:
 
 def _limit_problem(name: str, amount: LimitAmount) -> str | None:
     if not LIMIT_NAME.fullmatch(name):
-        return f"unknown limit; allowed: {LIMITS_ALLOWED}"
+        return f"unknown limit; {_limit_meant(name)}allowed: {LIMITS_ALLOWED}"
     if not is_budget(name):
         return None if float(amount).is_integer() else "expected a whole number"
     try:
@@ -685,6 +694,20 @@ def _limit_problem(name: str, amount: LimitAmount) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def _limit_meant(name: str) -> str:
+    """Return a question about the limit that was most likely meant, or nothing."""
+    known = [f"{counted}_per_{period}" for counted in COUNTED for period in PERIODS]
+    similar = similar_name(name, [*known, "requests_in_flight", "budget_per_day", "budget_per_month"])
+    if similar is None:
+        return ""
+    counted, _, period = similar.partition("_per_")
+    # The periods next to one that does not exist, rather than one of similar letters.
+    wanted = name.rpartition("_per_")[2]
+    if period and similar_name(wanted, PERIODS) is None:
+        return f"there is none per {wanted!r}: did you mean '{counted}_per_day' or '{counted}_per_month'? "
+    return f"did you mean {similar!r}? "
 
 
 def digest_of(key: str | Key) -> str:

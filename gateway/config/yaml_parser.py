@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -12,6 +12,8 @@ from gateway.config.problems import ConfigError, Problem
 
 MERGE_TAG = "tag:yaml.org,2002:merge"
 BOOL_TAG, TEXT_TAG = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
+# What the keys of a router.yaml look like.
+KEY = re.compile(r"[a-z][a-z_]{0,40}")
 INDEX = re.compile(r"\[(\d+)\]")
 
 
@@ -84,13 +86,75 @@ def parse_yaml(text: str) -> Document:
         root = loader.get_single_node()
         data = None if root is None else loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}" if error.problem_mark else "the file"
-        raise ConfigError([Problem(line, f"not valid YAML: {error.problem}")]) from error
+        line, words = _fault_of(error, text.splitlines())
+        place = "the file" if line is None else f"line {line}"
+        raise ConfigError([Problem(place, f"not valid YAML: {words}")]) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError([Problem("the file", f"not valid YAML: {error}")]) from error
     if root is None or not isinstance(data, dict):
         raise ConfigError([Problem("the file", "expected a mapping with upstreams and models")])
     return Document(data, Lines(root), loader.problems)
+
+
+def _fault_of(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> tuple[int | None, str]:
+    """Return the line at fault, and what is wrong with it.
+
+    PyYAML reports the line at which it could not go on, which is often the one after.
+    """
+    words = error.problem or "it cannot be read"
+    if error.problem_mark is None:
+        return None, words
+    line = error.problem_mark.line + 1
+    start = line if error.context_mark is None else error.context_mark.line + 1
+    if words == "could not find expected ':'":
+        return start, f"{_shown(lines, start)} has no colon behind it"
+    if words == "mapping values are not allowed here":
+        return _fault_above(line, lines)
+    if words.startswith(("expected <block end>", "expected '<document start>'")):
+        return line, f"{_shown(lines, line)} is not indented as the entries that it belongs to"
+    if words.startswith(("expected ',' or ", "expected the node content")) and start != line:
+        return start, f"what begins here with `{_opening(error, lines)}` is not closed before line {line}"
+    if words == "found unexpected end of stream":
+        return start, "a quotation mark is not closed"
+    if "'\\t'" in words:
+        return line, "it is indented by a tab; YAML wants spaces"
+    return line, words
+
+
+def _fault_above(line: int, lines: Sequence[str]) -> tuple[int, str]:
+    """Return the fault if a line has a colon that continues the text of the line above it."""
+    above = next((number for number in range(line - 1, 0, -1) if _content(lines, number)), None)
+    if above is None:
+        return line, "there are two colons in one entry; text with a colon and a space needs quotation marks"
+    text = _content(lines, above)
+    if ":" not in text:
+        return above, f"{_shown(lines, above)} has no colon behind it"
+    if ": " not in text:
+        return above, f"{_shown(lines, above)} has no space behind its colon"
+    if _indent(lines, line) > _indent(lines, above):
+        return line, f"it is indented deeper than line {above}, which has a value already"
+    return line, "there are two colons in one entry; text with a colon and a space needs quotation marks"
+
+
+def _content(lines: Sequence[str], line: int) -> str:
+    text = lines[line - 1].strip()
+    return "" if text.startswith("#") else text
+
+
+def _indent(lines: Sequence[str], line: int) -> int:
+    return len(lines[line - 1]) - len(lines[line - 1].lstrip())
+
+
+def _shown(lines: Sequence[str], line: int) -> str:
+    """Return the key of a line. Anything else in it may be a secret."""
+    name = _content(lines, line).removeprefix("- ").partition(":")[0]
+    return f"`{name}`" if KEY.fullmatch(name) else "this line"
+
+
+def _opening(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
+    mark = error.context_mark
+    assert mark is not None
+    return lines[mark.line][mark.column : mark.column + 1]
 
 
 def format_yaml(data: Any) -> str:

@@ -13,7 +13,6 @@ import select
 import shutil
 import signal
 import socket
-import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,6 +27,7 @@ import uvicorn
 import uvloop
 
 from gateway.api.operators.additions import AdditionsClient
+from gateway.api.server.client_tls import verify_mode
 from gateway.api.server.connection_limit import connections_within_files
 from gateway.api.server.http_protocol import bounded_protocol
 from gateway.app import Application, Collaborators, build, start_tasks
@@ -325,7 +325,7 @@ def _tls_options(tls: ListenerTls) -> dict[str, Any]:
         "ssl_certfile": tls.certificate,
         "ssl_keyfile": tls.private_key,
         "ssl_ca_certs": tls.client_ca,
-        "ssl_cert_reqs": ssl.CERT_REQUIRED if tls.client_ca else ssl.CERT_NONE,
+        "ssl_cert_reqs": verify_mode(tls),
     }
 
 

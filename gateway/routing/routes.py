@@ -14,6 +14,8 @@ from gateway.tenants.keyring import Tenant, model_scope
 
 # Names are compared with at most this many, and only short ones: a wrong name must cost little.
 SUGGESTIONS_FROM = 200
+# Models that an error names, where none is similar to the one that was asked for.
+NAMED_MAX = 5
 SUGGESTED_CHARACTERS_MAX = 64
 
 MEDIA_VERBS = {
@@ -192,7 +194,11 @@ class Routes:
         status = self._status_of(name)
         if status is not None and (tenant is None or tenant.may_use(name)):
             raise NoReplica(f"the instance of the model {name!r} is {status}, not running")
-        raise ModelNotFound(f"there is no model {name!r} here{_suggestion(name, names)}", param="model")
+        hint = _suggestion(name, names) or _offer(names)
+        failure = ModelNotFound(f"there is no model {name!r} here{hint}", param="model")
+        # For the log, where the name is no label and cut.
+        failure.reason = name[:SUGGESTED_CHARACTERS_MAX].encode(errors="replace").decode()
+        raise failure
 
     def _only_model(self) -> str | None:
         """Return the only model of the file, or of all models if the file has none; None if several."""
@@ -217,6 +223,14 @@ class Routes:
         if operation is Operation.RERANK_IMAGE:
             return model.rerank and Operation.EMBED_IMAGE in operations
         return operation in operations
+
+
+def _offer(names: Sequence[str]) -> str:
+    """Return the end of a sentence that names some models, or nothing."""
+    if not names:
+        return ""
+    more = "" if len(names) <= NAMED_MAX else f" and {len(names) - NAMED_MAX} more: GET /v1/models"
+    return f"; this key may use {', '.join(names[:NAMED_MAX])}{more}"
 
 
 def _suggestion(name: str, names: Sequence[str]) -> str:

@@ -276,7 +276,8 @@ def call_line(event: CallFinished) -> str:
     """Return the line of a call as text for people."""
     outcome = "" if event.outcome == "ok" else f"  {event.outcome}"
     if event.reason is not None:
-        outcome += f" ({event.reason})"
+        # It may be a name that the caller has sent.
+        outcome += f" ({quote(event.reason, safe='/:', errors='replace')})"
     trace = "" if event.trace_id is None else f"  trace={event.trace_id}"
     path = "" if event.path is None else f"  path={event.path}"
     key = "" if event.key_id is None else f"  key={event.key_id}"

@@ -24,7 +24,14 @@ from gateway.config import schema as config
 from gateway.config.schema import AuditSettings
 from gateway.config.state_folder import make_private_folder, open_private, replace_private
 from gateway.store.errors import StoreUnavailable
-from gateway.tenants.audited import key_created, key_revoked, key_rotated, tenant_put, tenant_removed
+from gateway.tenants.audited import (
+    key_created,
+    key_put,
+    key_revoked,
+    key_rotated,
+    tenant_put,
+    tenant_removed,
+)
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.store import (
     KeyCreation,
@@ -93,6 +100,17 @@ class FileTenantStore:
             return creation, key_created(key, by) if is_new else ()
 
         return await self._change(add)
+
+    async def put_key(self, key: StoredKey, before: StoredKey | None, *, by: Actor) -> bool:
+        """Add a key, or replace the one of the same id; return False if that is not the one before."""
+
+        def put(content: _Content) -> tuple[bool, Sequence[AuditRecord]]:
+            if content.keys.get(key.id) != before:
+                return False, ()
+            content.keys[key.id] = key
+            return True, key_put(before, key, by)
+
+        return await self._change(put)
 
     async def revoke(self, id_: str, *, by: Actor, is_kept: bool = False) -> bool:
         """Remove a key; return False if there is none of that id. A file is not lost: no key is kept."""

@@ -23,6 +23,7 @@ from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import Script, load_script
 from gateway.tenants.audited import (
     key_created,
+    key_put,
     key_revoked,
     key_rotated,
     tenant_fields,
@@ -175,6 +176,21 @@ class TenantStore:
         creation = msgspec.msgpack.decode(reply, type=KeyCreation)
         self._log(records if creation.is_created else ())
         return creation
+
+    async def put_key(self, key: StoredKey, before: StoredKey | None, *, by: Actor) -> bool:
+        """Add a key, or replace the one of the same id; return False if that is not the one before."""
+        value = msgspec.json.encode(key).decode()
+        for _ in range(CHANGE_ATTEMPTS):
+            stored = await self._client.execute("HGET", KEYS, key.id) or b""
+            if (_read_key(key.id, stored) if stored else None) != before:
+                return False
+            records = key_put(before, key, by)
+            removed, _ = await self._change(
+                KEYS, key.id, removal_of_key(key.id), records, value=value, expected=stored
+            )
+            if removed >= 0:
+                return True
+        raise _contended(f"the key {key.id!r}")
 
     async def revoke(self, id_: str, *, by: Actor, is_kept: bool = False) -> bool:
         """Remove a key; return False if there is none of that id.

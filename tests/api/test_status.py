@@ -5,6 +5,7 @@ import base64
 import hashlib
 import html
 import json
+import pwd
 import re
 import shlex
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import msgspec
 import pytest
 
 from gateway.api.operators import ui
+from gateway.config.host_users import people
 from gateway.telemetry.snapshot import Snapshot
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
@@ -134,6 +136,38 @@ async def test_status_requires_an_operator_key(boot: Boots) -> None:
         wrong = await gateway.client.get("/admin/status", headers={"authorization": "Bearer wrong"})
 
     assert (200, 401, 401) == (with_key.status_code, without.status_code, wrong.status_code)
+
+
+@pytest.mark.parametrize(("is_shared_host", "without"), [(False, 200), (True, 401)])
+async def test_admin_is_open_where_one_person_can_log_in_and_never_for_a_wrong_key(
+    boot: Boots, is_shared_host: bool, without: int
+) -> None:
+    config = f'tenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}\nlisten: 127.0.0.1:8080\n{CONFIG}'
+    async with boot({"tei-0": FakeTei()}, config, is_shared_host=is_shared_host) as gateway:
+
+        async def status(key: str) -> int:
+            headers = HERE | {"authorization": f"Bearer {key}" if key else ""}
+            return (await gateway.client.get("/admin/status", headers=headers)).status_code
+
+        found = [await status(key) for key in ("", "wrong", KEY)]
+
+    # The last one is valid, and has no scope.
+    assert [without, 401, 403 if is_shared_host else 200] == found
+
+
+def test_people_are_accounts_that_can_log_in() -> None:
+    def account(name: str, number: int, shell: str = "/bin/bash") -> pwd.struct_passwd:
+        return pwd.struct_passwd((name, "x", number, number, "", f"/home/{name}", shell))
+
+    accounts = [
+        account("root", 0),
+        account("postgres", 70),
+        account("jo", 1000),
+        account("ana", 1001, "/usr/bin/zsh"),
+        account("deploy", 1002, "/usr/sbin/nologin"),
+        account("nobody", 65534),
+    ]
+    assert ["ana", "jo"] == people(accounts)
 
 
 async def test_rejects_a_key_without_the_admin_scope(boot: Boots) -> None:

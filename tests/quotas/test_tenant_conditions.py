@@ -43,7 +43,11 @@ async def test_the_second_of_two_operators_is_refused(gateway: Running) -> None:
     [listed] = (await client.get("/admin/tenants")).json()
     tag = read.headers["etag"]
     assert {tag} == {put.headers["etag"], put.json()["etag"], read.json()["etag"], listed["etag"]}
-    first = await client.patch(ACME, json={"limits": {"tokens_per_day": None}}, headers={"if-match": tag})
+    first = await client.patch(
+        ACME,
+        json={"limits": {"tokens_per_day": None}},
+        headers={"if-match": tag, "content-type": "application/merge-patch+json"},
+    )
     assert {"inputs_per_day": 7} == first.json()["settings"]["limits"]
     seen = {"if-match": f"W/{first.headers['etag']}, {tag}"}
     refused = [

@@ -38,9 +38,13 @@ def test_logs_one_line_per_call(caplog: pytest.LogCaptureFixture) -> None:
             CallFinished("id", "GET", "/embed", 200, "ok", 0.0, address="a  tenant=x\x1b" + "b" * 100),
             "  from=a%20%20tenant%3Dx%1B" + "b" * 52 + "  id=id",
         ),
+        (
+            CallFinished("id", "GET", "/embed", 404, "model_not_found", 0.0, reason="org/bge  tenant=x\n"),
+            "404  model_not_found (org/bge%20%20tenant%3Dx%0A)",
+        ),
         (CallFinished("50%s", "GET", "/embed", 404, "%d", 0.0), "id=50%s"),
     ],
-    ids=["address of a proxy", "percent signs"],
+    ids=["address of a proxy", "name of a model", "percent signs"],
 )
 def test_escapes_what_a_caller_sent(call: CallFinished, shown: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway")

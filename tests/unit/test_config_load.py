@@ -9,7 +9,7 @@ from backends.recipe.options import RerankPrompt
 from gateway.config.load import load_config, parse_config
 from gateway.config.local_files import EXTRAS, file_problems, upstream_file_problems
 from gateway.config.problems import ConfigError, Problem
-from gateway.config.schema import Key, UpstreamSettings, UpstreamTls, host_and_port
+from gateway.config.schema import Key, UpstreamSettings, UpstreamTls, host_and_port, limit_problems
 from gateway.tenants.keyring import key_digest
 from tests.config_texts import parsed, problems_of
 
@@ -23,6 +23,21 @@ MINIMAL = UPSTREAMS + "models: {bge: {upstream: tei}}\n"
 FAULTS: dict[str, set[str]] = {
     "admin_on_the_callers_port": {"admin.listen", "admin.keys[0]"},
     "admin_without_a_port": {"admin.listen"},
+    "certificates_of_two_tenants": {
+        "tls.certificate",
+        "tls.client_ca",
+        "tenants.acme.certificates[1]",
+        "tenants.acme.certificates[2]",
+        "tenants.acme.certificates[3]",
+        "tenants.globex.certificates[0]",
+        "tenants.globex.certificates[2]",
+    },
+    "certificates_without_an_authority": {
+        "tls.certificate",
+        "tls.client_certificates",
+        "admin.certificates",
+        "tenants.acme.certificates",
+    },
     "empty": {"the file"},
     "file_that_is_not_there": {"upstreams.tei.api_key"},
     "files_of_tls_that_are_not_there": {
@@ -100,7 +115,7 @@ FAULTS: dict[str, set[str]] = {
     "infinity_without_a_tokenizer": {"upstreams.inf.tokenizer"},
     "no_upstreams": {"upstreams"},
     "code_without_a_commit": {"upstreams.branch.code_revision", "upstreams.untrusted.code_revision"},
-    "not_yaml": {"line 4"},
+    "not_yaml": {"line 3"},
     "origins_that_no_browser_sends": {
         "cors.origins[2]",
         "cors.origins[3]",
@@ -673,3 +688,43 @@ def test_words_that_yaml_reads_as_switches_are_names() -> None:
     config = parse_config(MINIMAL + "tenants: {no: {}, on: {}, yes: {}}\n", {}, Path())
 
     assert ["no", "on", "yes"] == list(config.tenants)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a:\n  b: tei\n    c: 1", "line 3: not valid YAML: it is indented deeper than line 2"),
+        ("a:\n  b:\n    c: 1\n   d: 2", "line 4: not valid YAML: `d` is not indented as the entries"),
+        ("a: 1\nupstreams\n  b: 1", "line 2: not valid YAML: `upstreams` has no colon behind it"),
+        ("a:\n  one\n    b: 1", "line 2: not valid YAML: `one` has no colon behind it"),
+        ("a:\n  b:1\n  c: 1", "line 2: not valid YAML: `b` has no space behind its colon"),
+        ("a:\n\tb: 1", "line 2: not valid YAML: it is indented by a tab"),
+        ("a: {b: 1\nc: 2\nd: 3", "line 1: not valid YAML: what begins here with `{` is not closed"),
+        ('a: "b\nc: 2\nd: 3', "line 1: not valid YAML: a quotation mark is not closed"),
+        ("a:\n  - b\n - sk-Secret", "line 3: not valid YAML: this line is not indented"),
+        ("a: b: c", "line 1: not valid YAML: there are two colons in one entry"),
+    ],
+)
+def test_names_the_line_whose_syntax_is_wrong(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(f"{text}\n")
+    assert str(caught.value).startswith(problem)
+    assert "Secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("limit", "meant"),
+    [
+        ("token_per_day", "did you mean 'tokens_per_day'?"),
+        ("tokens_per_week", "did you mean 'tokens_per_day' or 'tokens_per_month'?"),
+        ("request_in_flight", "did you mean 'requests_in_flight'?"),
+        ("xyzzy", "unknown limit; allowed:"),
+    ],
+)
+def test_an_unknown_limit_is_answered_with_the_one_that_was_meant(limit: str, meant: str) -> None:
+    assert meant in limit_problems({limit: 1})[limit]
+
+
+def test_a_key_in_the_clear_is_answered_with_the_way_to_its_digest() -> None:
+    message = faults_of("key_in_the_clear")[0].message
+    assert 'printf %s "$KEY" | sha256sum' in message

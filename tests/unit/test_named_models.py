@@ -97,6 +97,8 @@ def test_servers_of_models_with_similar_names_are_not_joined(second: str) -> Non
         (["org/a", "other/a"], "two models are called"),
         (["./nowhere"], "no such folder"),
         (["a/b/c"], "no such folder"),
+        (["127.0.0.1:29101"], r"did you mean http://127\.0\.0\.1:29101\?$"),
+        (["tei:8080/v1"], r"did you mean http://tei:8080/v1\?$"),
         (["http://127.0.0.1:1"], "http://127.0.0.1:1: nothing listens at its port"),
         (
             ["http://no-such-host.invalid:80"],

@@ -94,24 +94,31 @@ def test_tenant_may_use_only_its_own_models(models: set[str], name: str | None, 
 
 
 @pytest.mark.parametrize(
-    ("name", "models", "suggestion"),
+    ("name", "models", "end"),
     [
-        ("BGE", None, "bge"),
-        ("crosss", None, "cross"),
-        ("unlike", None, None),
-        ("x" * 65, None, None),
+        ("BGE", None, "; did you mean 'bge'?"),
+        ("crosss", None, "; did you mean 'cross'?"),
+        ("unlike", None, "; this key may use bge, cross"),
+        ("x" * 65, None, "; this key may use bge, cross"),
         # Not a model of other tenants.
-        ("BGE", frozenset({"cross"}), None),
+        ("BGE", frozenset({"cross"}), "; this key may use cross"),
+        ("BGE", frozenset(), ""),
     ],
 )
-def test_unknown_model_suggests_a_similar_name(
-    name: str, models: frozenset[str] | None, suggestion: str | None
-) -> None:
+def test_unknown_model_suggests_a_similar_name(name: str, models: frozenset[str] | None, end: str) -> None:
     with pytest.raises(ModelNotFound) as caught:
         routes("bge", "cross").resolve(Tenant("acme", models=models), name, Operation.EMBED)
 
-    end = f"; did you mean {suggestion!r}?" if suggestion else ""
     assert f"there is no model {name!r} here{end}" == caught.value.message
+    assert name[:64] == caught.value.reason
+
+
+def test_unknown_model_names_some_of_many() -> None:
+    names = [f"m{number}" for number in range(30)]
+    with pytest.raises(ModelNotFound, match=r"may use m0, m1, m2, m3, m4 and 25 more: GET /v1/models$"):
+        Routes(dict.fromkeys(names, MODELS["bge"]), config.Defaults(), offered).resolve(
+            Tenant("acme"), "unlike", Operation.EMBED
+        )
 
 
 def test_only_model_serves_any_name_if_configured() -> None:

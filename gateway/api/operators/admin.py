@@ -1,9 +1,10 @@
 """Collaborators and guard of the admin endpoints, reports of reloads, and /admin/usage and /admin/reload.
 
-Requests from this machine need no key if the listener is on loopback and `admin.keys` is empty.
+Requests from this machine need no key if the listener is on loopback, `admin` lists no keys or certificates,
+and only one person can log in. A key that is wrong is refused even then.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -29,7 +30,15 @@ from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.money import is_budget
 from gateway.config.problems import Problem
 from gateway.config.schema import host_and_port, is_loopback
-from gateway.errors import DeadlineExceeded, GatewayError, InvalidInput, NotFound, QuotaUnavailable
+from gateway.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InvalidInput,
+    NotFound,
+    QuotaUnavailable,
+    SignOnUnavailable,
+    TenantUnknown,
+)
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.usage import (
     MonthUsage,
@@ -42,6 +51,7 @@ from gateway.quotas.usage import (
     month_csv,
     month_usage,
 )
+from gateway.tenants.client_certificate import UNVERIFIED_NOTE, sharing_problem
 from gateway.tenants.end_users import names_of
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
@@ -130,7 +140,7 @@ class Admin:
     """Collaborators of the admin endpoints, and the guard in front of them.
 
     file_tenants: names of the tenants in router.yaml. models: names of the served models. name: of this
-    gateway in records.
+    gateway in records. is_shared_host: several people can log in to this machine.
     """
 
     def __init__(
@@ -141,6 +151,8 @@ class Admin:
         authenticator: Authenticator,
         reload: Reload | None,
         name: str,
+        *,
+        is_shared_host: bool = False,
     ) -> None:
         self.ledger = ledger
         self._authenticator = authenticator
@@ -151,16 +163,19 @@ class Admin:
         if served.manager is not None:
             # Operators' paths are served there too.
             addresses.append(served.manager.listen)
-        self._is_loopback = all(is_loopback(host_and_port(address)[0]) for address in addresses)
+        self._is_private = not is_shared_host and all(
+            is_loopback(host_and_port(address)[0]) for address in addresses
+        )
         self.apply(served)
 
     def apply(self, served: config.Config) -> None:
         """Use the tenants, models and operator keys of a new config. The listener stays as it is."""
+        self._served = served
         self.file_tenants: Collection[str] = served.tenants.keys()
         self.models: Collection[str] = served.models.keys()
         self.currency = served.currency
         self._has_prices = any(model.price_per_million_tokens for model in served.models.values())
-        self._is_open = self._is_loopback and not served.admin.keys
+        self._is_open = self._is_private and not (served.admin.keys or served.admin.certificates)
 
     def authorize(self, context: HttpContext) -> None:
         """Check that the caller is an operator, before Litestar reads the body.
@@ -168,6 +183,10 @@ class Admin:
         Raises: Unauthenticated, AuthThrottled, ScopeForbidden.
         """
         if self._is_open and is_local_request(context):
+            if self._authenticator.key_of(context) is not None:
+                # What cannot be decided now is not wrong.
+                with suppress(QuotaUnavailable, SignOnUnavailable, TenantUnknown):
+                    self._authenticator.authenticate(context)
             return
         owner = self._authenticator.authenticate(context)
         if context.method not in ("GET", "HEAD") or "admin" in owner.scopes:
@@ -230,6 +249,17 @@ class Admin:
         """Return a note if limits contain a budget that no call can spend, because no model has a price."""
         has_budget = any(is_budget(name) for names in limits for name in names)
         return [NO_PRICE_NOTE] if has_budget and not self._has_prices else []
+
+    def check_certificates(
+        self, tenant: str, entries: Sequence[str], stored: Mapping[str, config.TenantConfig]
+    ) -> None:
+        """Check that no other tenant lists an entry of a client certificate. Raises: InvalidInput."""
+        if problem := sharing_problem(tenant, entries, stored, self._served):
+            raise InvalidInput(problem, param="certificates")
+
+    def certificate_notes(self, entries: Sequence[str]) -> list[str]:
+        """Return a note if client certificates are listed, and this gateway verifies none."""
+        return [UNVERIFIED_NOTE] if entries and not self._served.verifies_clients else []
 
     @property
     def _stored(self) -> KeyFollower:

@@ -1,5 +1,6 @@
 """Operator endpoints for stored tenants: in Redis, or in a file. API keys need the scope admin."""
 
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
@@ -18,6 +19,7 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import HttpContext
 from gateway.audit.records import Actor, ChangedField
 from gateway.config import schema as config
+from gateway.config.certificate_entries import entries_problem
 from gateway.errors import InvalidInput, NotFound
 from gateway.quotas.ledger import remaining_budgets
 from gateway.tenants.create_key import name_problem
@@ -41,6 +43,7 @@ class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
     priority: Literal["interactive", "bulk"] = "interactive"
     queue_tokens: config.PositiveInt | None = None
     join: bool = True
+    certificates: list[str] = []
 
 
 class TenantPatch(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,13 +62,15 @@ class TenantPatch(msgspec.Struct, forbid_unknown_fields=True):
     priority: Literal["interactive", "bulk"] | msgspec.UnsetType | None = msgspec.UNSET
     queue_tokens: config.PositiveInt | msgspec.UnsetType | None = msgspec.UNSET
     join: bool | msgspec.UnsetType | None = msgspec.UNSET
+    certificates: list[str] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class StoredTenant(msgspec.Struct):
     """A stored tenant.
 
     in_file: router.yaml defines the name too, and the file wins. etag: of the settings, for `if-match`.
-    notes: warnings that the first key ends, or that nothing is spent from a budget.
+    notes: warnings that the first key ends, that nothing is spent from a budget, or that client certificates
+    are not verified.
     """
 
     name: str
@@ -195,6 +200,7 @@ async def put_tenant(
         condition.check(f"the tenant {name!r}", None if before is None else tag_of(before))
         return merged(None if replace else before, fields)
 
+    await _check_certificates(admin, name, fields)
     return await _change(admin, name, change, operator)
 
 
@@ -225,7 +231,15 @@ async def patch_tenant(
         condition.check(f"the tenant {name!r}", tag_of(before))
         return merged(before, fields)
 
+    await _check_certificates(admin, name, fields)
     return await _change(admin, name, change, operator)
+
+
+async def _check_certificates(admin: Admin, name: str, fields: Mapping[str, Any]) -> None:
+    """Check that no other tenant lists the client certificates of a patch. Raises: InvalidInput."""
+    if entries := fields.get("certificates"):
+        with store_errors():
+            admin.check_certificates(name, entries, await admin.store.tenants())
 
 
 async def _change(
@@ -237,6 +251,7 @@ async def _change(
     notes = admin.first_key_notes(is_first=changed.is_first)
     settings = settings_of(changed.after)
     notes += admin.budget_notes(settings.limits, settings.end_user_limits, *settings.model_limits.values())
+    notes += admin.certificate_notes(settings.certificates)
     tag = tag_of(changed.after)
     return _tagged(
         ChangedTenant(name, settings, name in admin.file_tenants, tag, notes, changes=changed.changes)
@@ -289,9 +304,11 @@ def settings_of(tenant: config.TenantConfig) -> TenantSettings:
 def patch_of(settings: TenantPatch) -> dict[str, Any]:
     """Return the fields to change.
 
-    Raises: InvalidInput if the name of a limit is unknown.
+    Raises: InvalidInput if the name of a limit is unknown, or if an entry cannot identify a certificate.
     """
     patch: dict[str, Any] = msgspec.to_builtins(settings)
+    if problem := entries_problem(patch.get("certificates") or ()):
+        raise InvalidInput(problem, param="certificates")
     for limits in (patch.get("limits"), *(patch.get("model_limits") or {}).values()):
         check_limits({name: amount for name, amount in (limits or {}).items() if amount is not None})
     of_users = patch.get("end_user_limits") or {}

@@ -84,6 +84,7 @@ MEANINGS: Final[dict[str, str]] = {
     "SignInCode.code_verifier": "Verifier of PKCE, whose digest began the sign-in.",
     "SignInCode.nonce": "Nonce that began the sign-in; the ID token has it too.",
     "SignInCode.redirect_uri": "Address that the issuer has sent the user back to.",
+    "TenantPatch.certificates": "Client certificates that stand for a key. They replace those before.",
     "TenantPatch.limits": "Limits of the tenant: name of the limit → amount.",
     "TenantPatch.model_limits": "Limits by model, in place of the model's own.",
     "TenantPatch.end_user_limits": "Limits of each of its end users, where `end_users` is set.",
