@@ -203,6 +203,27 @@ async def test_what_is_newer_stays_unless_it_is_to_be_replaced(boot: Boots, plac
     assert "change" == (await place.records("tenant/acme"))[0].action
 
 
+async def test_a_client_certificate_identifies_one_tenant_after_a_restore_too(place: Place) -> None:
+    entry = "dns:indexer.example"
+    await place.done("tenants", "set", "acme", "--certificate", entry)
+    [before, _] = await place.export()
+    place.empty()
+    await place.done("tenants", "set", "other", "--certificate", entry)
+    line = f"! tenant acme: {entry} is listed by other too: a certificate identifies one tenant"
+    assert line in await place.restore("--replace")
+    await place.done("tenants", "remove", "other")
+    await place.restore()
+    assert before == (await place.export())[0]
+
+
+async def test_an_export_for_scripts(place: Place) -> None:
+    await place.done("tenants", "set", "acme")
+    path = place.folder.parent / "backup.jsonl"
+    numbers = json.loads(await place.done("export", str(path), "--json"))
+    assert {"file": str(path), "tenants": 1, "keys": 0}.items() <= numbers.items()
+    assert 2 == (await place.run("export", "-", "--json")).status
+
+
 async def test_a_count_is_never_lowered(boot: Boots, place: Place) -> None:
     key = await filled(boot, place)
     before = await place.export()
