@@ -8,7 +8,13 @@ import msgspec
 from gateway.audit.query import PAGE_MAX, AuditQuery
 from gateway.audit.records import AuditRecord, new_record
 from gateway.audit.trail import AuditTrail
-from gateway.cli.context import Context, add_store_options, find_lost_tenants, run_action
+from gateway.cli.context import (
+    Context,
+    add_store_options,
+    find_lost_tenants,
+    run_action,
+    warn_of_first_key_end,
+)
 from gateway.cli.export import counted_tenants, read_input, stored_additions, stored_counts
 from gateway.cli.exported import Exported, NotExported, decode_export, numbers_of, summary
 from gateway.cli.operator_options import add_json_option
@@ -138,12 +144,16 @@ async def _apply(
 
 
 async def _put_tenants(context: Context, store: TenantStore | FileTenantStore, plan: Plan) -> None:
+    ends_first_key = False
+    lost = await find_lost_tenants(context)
     for record in list(plan.tenants):
         try:
-            await store.change_tenant(record.name, plan.change(record), by=context.by)
+            changed = await store.change_tenant(record.name, plan.change(record), by=context.by)
+            ends_first_key |= changed.is_first and not lost.has_ended_first_key
         except ChangedMeanwhile:
             plan.tenants.remove(record)
             plan.keep(f"tenant {record.name}: changed meanwhile; it stays as it is")
+    warn_of_first_key_end(context, is_first=ends_first_key)
 
 
 async def _put_keys(context: Context, store: TenantStore | FileTenantStore, plan: Plan) -> None:

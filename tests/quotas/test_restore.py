@@ -216,6 +216,23 @@ async def test_a_client_certificate_identifies_one_tenant_after_a_restore_too(pl
     assert before == (await place.export())[0]
 
 
+async def test_a_gateway_moves_from_its_file_to_redis(
+    boot: Boots, own_redis: RedisServer, tmp_path: Path, command: Commands
+) -> None:
+    folder, config = tmp_path / "state", tmp_path / "router.yaml"
+    folder.mkdir(mode=0o700)
+    config.write_text(CONFIG.format(store="memory", folder=folder, ops=key_digest(KEY)))
+    place = Place(config, folder, None, command)
+    key = await filled(boot, place)
+    before = await place.export()
+    config.write_text(CONFIG.format(store=own_redis.url, folder=folder, ops=key_digest(KEY)))
+    place = place._replace(redis=own_redis)
+    await place.restore()
+    assert before == await place.export("moved.jsonl")
+    async with booted(boot, place) as gateway:
+        await until_called(gateway, key, 429)
+
+
 async def test_an_export_for_scripts(place: Place) -> None:
     await place.done("tenants", "set", "acme")
     path = place.folder.parent / "backup.jsonl"
