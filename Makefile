@@ -196,7 +196,7 @@ schema: .venv/installed-dev ## write the JSON Schema of router.yaml from its str
 modules: .venv/installed ## write MODULES.md, the first line of every module
 	$(BIN)/python docs/module_map.py
 
-models: .venv/installed-dev ## write docs/models.md from the table of model families in tests/engine/families
+models: .venv/installed-dev ## write docs/models-tested.md from the table of model families in tests/engine/families
 	$(BIN)/python -m tests.engine.families
 
 # In an environment of its own: the generator needs the protobuf release whose code it writes.
