@@ -17,7 +17,5 @@ def people(accounts: Iterable[pwd.struct_passwd] | None = None) -> list[str]:
     return sorted(
         account.pw_name
         for account in found
-        if account.pw_uid in PEOPLE
-        and account.pw_shell
-        and not account.pw_shell.endswith(NO_SHELLS)
+        if account.pw_uid in PEOPLE and account.pw_shell and not account.pw_shell.endswith(NO_SHELLS)
     )
