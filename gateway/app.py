@@ -75,7 +75,7 @@ from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
 from gateway.config.boot import AppBoot
 from gateway.config.certificates import Certificates
-from gateway.config.digest import config_digest, section_digests
+from gateway.config.digest import hash_of, section_digests
 from gateway.config.identity import new_identity
 from gateway.config.money import in_currency, token_price
 from gateway.config.notes import lasting_limits
@@ -112,7 +112,7 @@ from gateway.telemetry.config_metrics import Configured
 from gateway.telemetry.history import History
 from gateway.telemetry.metrics import Metrics, measure_lag
 from gateway.telemetry.totals import Totals
-from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
+from gateway.telemetry.upstream_metrics import LimitShare, ReplicaLoad, Sources
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FirstKey, Keyring
@@ -285,7 +285,9 @@ class WorkerReload:
         self.api.gateway.serving = serving_of(
             config, upstreams, self.groups.groups, added_models, self.api.instances
         )
-        self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)
+        self.api.gateway.keyring.replace_configured(
+            config.tenants, config.admin.keys, config.admin.certificates
+        )
         self.api.authenticator.sign_on.apply(config.sign_on)
         self.api.follow(config)
         self.admin.apply(config)
@@ -328,6 +330,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         follower,
         authenticator,
         outside.reload,
+        _name_of(boot),
         is_shared_host=boot.is_shared_host,
     )
     sources = partial(sources_of, gateway, in_flight, stores, admin.stored_state, Certificates())
@@ -343,6 +346,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         probes.Readiness(gateway, in_flight, partial(_store_problem, config, stores.ledger, follower, admin)),
         stores.fleet,
         observe,
+        metrics,
     )
     services = Services(
         api=api,
@@ -412,23 +416,37 @@ def _join_fleet(
     readiness: probes.Readiness,
     store: FleetStore | None,
     observe: Observers,
+    metrics: Metrics,
 ) -> FleetApi:
     """Return the part of this gateway in its fleet, which contacts no store yet."""
     configuration = section_digests(boot.config) if boot.configuration is None else boot.configuration
     description = Description(
         boot.identity or new_identity(boot.config.listen), watched, readiness, configuration
     )
+    metrics.watch_configuration(lambda: hash_of(description.configuration))
     members = Fleet(description.identity, store, description, watched.history.calls.calls)
     observe.add(readiness.in_flight.follow_drain, GatewayDrained)
     observe.add(lambda _: members.renew(), GatewayDrained)
     return FleetApi(description, members, outside.drain)
 
 
+def _name_of(boot: AppBoot) -> str:
+    """Return the name of this gateway in the records of changes."""
+    return (boot.identity or new_identity(boot.config.listen)).name
+
+
 def _create_upstreams(
     boot: AppBoot, outside: Collaborators, stores: Stores, observe: Observe
 ) -> tuple[Upstreams, Groups]:
     """Return the upstreams of a configuration, which contact no server yet, and the groups of its models."""
-    dependencies = Dependencies(outside.open_replica, outside.resolver, observe, stores.fingerprints)
+    dependencies = Dependencies(
+        outside.open_replica,
+        outside.resolver,
+        observe,
+        stores.fingerprints,
+        stores.ledger,
+        shadow=boot.config.quotas.shadow,
+    )
     upstreams, groups = Upstreams(dependencies), Groups(observe, stores.model_spaces)
     upstreams.apply(boot.config.upstreams, boot.engines)
     groups.apply(boot.config.models, upstreams.by_name)
@@ -545,6 +563,7 @@ def sources_of(
         stored_counts,
         configured_facts(gateway.serving.config, certificates),
         lambda: (0, 0) if stores.memory is None else stores.memory.use,
+        partial(_used_shares, upstreams),
     )
 
 
@@ -555,7 +574,7 @@ def configured_facts(config: Config, certificates: Certificates) -> Configured:
         for name, model in config.models.items()
         if model.price_per_million_tokens
     }
-    return Configured(config_digest(config), config.currency or "", prices, certificates.ends(config))
+    return Configured(config.currency or "", prices, certificates.ends(config))
 
 
 def _spent_shares(keyring: Keyring, ledger: Ledger) -> Iterator[BudgetShare]:
@@ -564,6 +583,14 @@ def _spent_shares(keyring: Keyring, ledger: Ledger) -> Iterator[BudgetShare]:
         share = ledger.spent_share(tenant, limit)
         if share is not None:
             yield BudgetShare(tenant, "key" if limit.scope else "tenant", share)
+
+
+def _used_shares(upstreams: Mapping[str, Upstream]) -> Iterator[LimitShare]:
+    """Yield the used share of each limit of an upstream's account."""
+    for name, upstream in upstreams.items():
+        if upstream.limits is not None:
+            for limit, share in upstream.limits.used_shares().items():
+                yield LimitShare(name, limit, share)
 
 
 async def _joined_stats(engines: Sequence[TorchBackend], timeout_s: float) -> EngineStats | None:
@@ -578,6 +605,7 @@ def _keyring(boot: AppBoot) -> Keyring:
         config.tenants,
         _first_key(boot),
         operators=config.admin.keys,
+        operator_certificates=config.admin.certificates,
         has_store=config.quotas.store != "memory" or boot.tenants_file is not None,
     )
 

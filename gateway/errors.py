@@ -77,6 +77,7 @@ FACTS: dict[str, Facts] = {
     "not_found": _caller(404, "not_found", "NotFound"),
     "method_not_allowed": _caller(405, "method_not_allowed", "NotFound"),
     "already_exists": _caller(409, "already_exists"),
+    "precondition_failed": _caller(412, "precondition_failed"),
     "instance_not_found": _caller(404, "instance_not_found", "NotFound"),
     "instance_invalid": _caller(400, "instance_invalid"),
     "instance_running": _caller(409, "instance_running"),
@@ -247,6 +248,12 @@ class AlreadyExists(GatewayError):
     kind = "already_exists"
 
 
+class PreconditionFailed(GatewayError):
+    """A condition of the request, `if-match` or `if-none-match`, is not true."""
+
+    kind = "precondition_failed"
+
+
 class InstanceNotFound(GatewayError):
     """No instance of this host has that name."""
 
@@ -317,9 +324,12 @@ class QuotaExceeded(GatewayError):
         calendar: bool,
         retry_after_s: int,
         headers: Mapping[str, str],
+        wait_us: int | None = None,
     ) -> None:
         super().__init__(message, retry_after_s=retry_after_s, headers=headers)
         self.unit = unit
+        # Exact, where it is known.
+        self.wait_us = retry_after_s * 1_000_000 if wait_us is None else wait_us
         # Day and month limits do not refill soon: clients must not retry.
         self.calendar = calendar
 

@@ -83,6 +83,12 @@ class AttemptStarted(msgspec.Struct, frozen=True):
     tries_before: int
 
 
+class UpstreamLimited(msgspec.Struct, frozen=True):
+    """The account of an upstream had no room for a request, which was not sent."""
+
+    upstream: str
+
+
 class AttemptFinished(msgspec.Struct, frozen=True):
     """One attempt of a batch at one replica ended; outcome is "ok" or a BackendError's kind.
 
@@ -333,6 +339,27 @@ class ProcessRestarted(msgspec.Struct, frozen=True, tag="restarted"):
     at_s: float = 0.0
 
 
+class ModelSummary(msgspec.Struct, frozen=True):
+    """Model that a start has found. operations: empty if no replica of it could be reached."""
+
+    name: str
+    backend: str
+    operations: tuple[str, ...]
+    dtype: str | None = None
+    dimensions: int | None = None
+    max_input_tokens: int | None = None
+
+
+class GatewayReady(msgspec.Struct, frozen=True):
+    """All workers are ready. url, docs, console: addresses for people. key: where a caller finds one."""
+
+    url: str
+    docs: str
+    console: str
+    key: str
+    models: tuple[ModelSummary, ...]
+
+
 class GatewayDrained(msgspec.Struct, frozen=True, tag="drained"):
     """An operator took this gateway out of its load balancers, or put it back.
 
@@ -372,6 +399,7 @@ Event: TypeAlias = (
     | BudgetAlert
     | CallFinished
     | AttemptFinished
+    | UpstreamLimited
     | ReplicaChanged
     | ReplicaSlow
     | ConnectionFaulted
@@ -387,6 +415,7 @@ Event: TypeAlias = (
     | ModelStateReported
     | ProcessRestarted
     | GatewayDrained
+    | GatewayReady
 )
 # Called synchronously while a call is served: an exporter only counts or queues.
 Observe: TypeAlias = Callable[[Event], None]

@@ -87,7 +87,7 @@ def _repeats_a_field(recorded: dict[str, Any]) -> bool:
     return "duplicate field" in str(recorded["reply"])
 
 
-# In the order of the table in docs/dialects.md, whose first column has the titles.
+# In the order of the table in docs/dialects-servers.md, whose first column has the titles.
 KEPT = (
     Kept("more inputs than 32", _has_many_inputs, 200),
     Kept("`/rerank` with an embedding model", _is("/rerank", "embedder"), 200),

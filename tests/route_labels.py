@@ -26,6 +26,7 @@ PLAIN_PATHS = frozenset(
         "/admin/tenants",
         "/admin/upstreams",
         "/admin/usage",
+        "/admin/usage/forget",
         "/api-doc/openapi.json",
         "/api/embed",
         "/api/embeddings",

@@ -180,8 +180,8 @@ def test_the_index_lists_every_document() -> None:
 
 
 async def test_the_table_of_endpoints_lists_every_route(boot: Boots) -> None:
-    dialects = (ROOT / "docs/dialects.md").read_text()
-    table = dialects.partition("| Dialect | Endpoints |")[2].partition("\n\n")[0]
+    endpoints = (ROOT / "docs/endpoints.md").read_text()
+    table = endpoints.partition("| Dialect | Endpoints |")[2].partition("\n\n")[0]
     listed = {_any_name(path) for path in re.findall(r"/[\w/{}.:-]*", table)}
     async with boot({}, wait=False) as gateway:
         document = (await gateway.client.get("/docs/openapi.json")).json()
@@ -236,7 +236,7 @@ def test_load_tests_that_documents_name_exist() -> None:
 
 
 def test_documented_log_lines_are_in_the_code() -> None:
-    section = (ROOT / "docs/failures.md").read_text().partition("## What the log says")[2]
+    section = (ROOT / "docs/log-lines.md").read_text().partition("## What the log says")[2]
     table = "".join(re.findall(r"^\|.+\|$", section, re.MULTILINE))
     source = "".join(path.read_text() for path in (ROOT / "gateway").rglob("*.py"))
     quoted = re.findall(r'"([^"]+)"', table)

@@ -1,6 +1,6 @@
 """Recognition of a checkpoint's kind: one table of rules over its files, read from the top.
 
-Pure. docs/backends.md shows the same table to users.
+Pure. docs/engine-models.md shows the same table to users.
 """
 
 from collections.abc import Callable

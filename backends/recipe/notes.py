@@ -56,7 +56,7 @@ def _card_of(files: CheckpointFiles) -> str:
         return ""
 
 
-# Families whose cards take the vector of the first token; docs/backends.md lists them.
+# Families whose cards take the vector of the first token; docs/engine-models.md lists them.
 FIRST_TOKEN = re.compile(r"unsup-simcse|sapbert(?!.*mean)|specter|medcpt-(query|article)", re.IGNORECASE)
 POOLER = re.compile(r"(?<!un)sup-simcse", re.IGNORECASE)
 

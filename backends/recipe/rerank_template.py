@@ -5,7 +5,7 @@ byte-level tokenizer joins "?" and a line break to one token within a piece, and
 
 Published rerankers: their templates by family, the ids that name them, and those that cannot be served.
 
-Pure. docs/backends.md shows the same families to users.
+Pure. docs/engine-checkpoints.md shows the same families to users.
 """
 
 import re

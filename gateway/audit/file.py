@@ -23,6 +23,8 @@ FILE_NAME = "audit.jsonl"
 # Records that wait for Redis.
 WAITING_NAME = "audit-waiting.jsonl"
 DAY_S = 24 * 3600
+# A line begins with the id and the time of its record.
+BEGINNING, TIME = b'{"id":"', b'","time":"'
 
 
 class AuditFile:
@@ -59,26 +61,39 @@ class AuditFile:
         """Return whether the file has a record."""
         try:
             with self.path.open("rb") as file, _mapped(file.fileno()) as content:
-                return content is not None and content.rfind(f'{{"id":"{record.id}"'.encode()) >= 0
+                return content is not None and content.rfind(BEGINNING + record.id.encode()) >= 0
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def page(self, query: AuditQuery) -> AuditPage:
-        """Return a page. Raises: InvalidCursor."""
-        page, oldest = PageBuilder(query), time_text(self._oldest_s())
-        records = self.records()[-self._settings.records :]
-        # Clocks may have been set back.
-        records.sort(key=lambda record: record.order, reverse=True)
-        page.add(record for record in records if record.time >= oldest)
+        """Return a page. Only the records that may be on it are decoded. Raises: InvalidCursor."""
+        page, before = PageBuilder(query), query.before
+        since = max(query.since, time_text(self._oldest_s()))
+
+        def candidates() -> Iterator[AuditRecord]:
+            # Clocks may have been set back.
+            for line in sorted(self._lines_of()[-self._settings.records :], key=_order_of, reverse=True):
+                order = _order_of(line)
+                if order[0] < since:
+                    return
+                is_later = (query.until and order[0] >= query.until) or (before and order >= before)
+                if not is_later and (record := decode_record(line)) is not None:
+                    yield record
+
+        page.add(candidates())
         return page.page()
 
     def records(self) -> list[AuditRecord]:
         """Return all records in the order of the file."""
+        return [record for record in map(decode_record, self._lines_of()) if record is not None]
+
+    def _lines_of(self) -> list[bytes]:
+        """Return the lines, apart from those that a crash has cut off early."""
         try:
             lines = self.path.read_bytes().splitlines()
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return [record for record in map(decode_record, lines) if record is not None]
+        return [line for line in lines if line.startswith(BEGINNING) and TIME in line]
 
     def remove(self, copied: Sequence[AuditRecord]) -> None:
         """Remove records that were copied elsewhere."""
@@ -125,3 +140,9 @@ def _mapped(descriptor: int) -> Iterator[mmap.mmap | None]:
         return
     with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
         yield content
+
+
+def _order_of(line: bytes) -> tuple[str, str]:
+    """Return the place of a record among all, which its line begins with."""
+    id_, _, rest = line[len(BEGINNING) :].partition(TIME)
+    return rest.partition(b'"')[0].decode(errors="replace"), id_.decode(errors="replace")

@@ -3,8 +3,8 @@
 Rule: no record contains a secret or the digest of one. A record is written once and never changed.
 """
 
-import getpass
 import os
+import pwd
 import secrets
 import socket
 import time
@@ -147,15 +147,10 @@ def time_text(at_s: float) -> str:
 
 
 def command_actor() -> Actor:
-    """Return the system's user and host, as whom a command is run."""
+    """Return the system's user and host, as whom a command is run, whatever its environment says."""
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
         # A container's user may have no name.
         user = str(os.getuid())
     return Actor(f"{user}@{socket.gethostname()}", "command")
-
-
-def gateway_name(listen: str) -> str:
-    """Return the name of a gateway in records: its host and its port. listen: as configured."""
-    return f"{socket.gethostname()}:{listen.rpartition(':')[2]}"

@@ -7,13 +7,14 @@ folder they are only in the log.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from gateway.audit.file import FILE_NAME, WAITING_NAME, AuditFile
-from gateway.audit.query import AuditPage, AuditQuery
-from gateway.audit.records import AuditRecord
+from gateway.audit.query import PAGE_MAX, AuditPage, AuditQuery
+from gateway.audit.records import AuditRecord, time_text
 from gateway.audit.redis_store import AuditInRedis
 from gateway.config.schema import AuditSettings
 from gateway.events import AuditRecorded
@@ -22,8 +23,9 @@ from gateway.store.redis_client import RedisClient
 
 logger = logging.getLogger("gateway")
 
-# Time between two looks at the file that waits for Redis.
-COPY_EVERY_S = 2.0
+# Time between two looks at the records that wait for Redis, and at those of commands.
+LOOK_EVERY_S = 2.0
+CLOCKS_DIFFER_S = 60.0
 COPIED_TOGETHER = 100
 
 
@@ -50,6 +52,8 @@ class AuditTrail:
         name = FILE_NAME if redis is None else WAITING_NAME
         self._file = None if folder is None else AuditFile(folder / name, settings)
         self._observe = observe
+        # The file when the records of commands were last read.
+        self._seen = (0, 0)
 
     async def record(self, record: AuditRecord) -> None:
         """Record and log a change that was made. It is never an error of the change."""
@@ -92,16 +96,52 @@ class AuditTrail:
         except OSError as error:
             logger.error("%s cannot be copied into Redis: %s", self._file.path, error.strerror)  # noqa: TRY400
             return
-        logger.info("copied %d records of changes into Redis", len(waiting))
+        if waiting:
+            logger.info("copied %d records of changes into Redis", len(waiting))
 
     async def run(self) -> None:
-        """Copy records that wait for Redis, until cancelled."""
+        """Copy records that wait for Redis, and log those of commands, until cancelled."""
+        known = {record.id for record in await self._commands() or ()}
         while True:
+            await asyncio.sleep(LOOK_EVERY_S)
             with suppress(StoreUnavailable):
                 await self.copy()
-            await asyncio.sleep(COPY_EVERY_S)
+            if (latest := await self._commands()) is None:
+                continue
+            for record in latest:
+                if record.id not in known:
+                    self._observe(record.event())
+            known = {record.id for record in latest}
+
+    async def _commands(self) -> list[AuditRecord] | None:
+        """Return the latest records of commands, which have no log of their own, the oldest first.
+
+        None if they are those of the last time, or are not known.
+        """
+        # The clock of a command's host may differ from this one's.
+        query = AuditQuery(since=time_text(time.time() - CLOCKS_DIFFER_S), limit=PAGE_MAX)
+        try:
+            if self._shared is not None:
+                page = await self._shared.page(query)
+            elif self._file is not None and (place := _place_of(self._file.path)) != self._seen:
+                self._seen = place
+                page = await asyncio.to_thread(self._file.page, query)
+            else:
+                return None
+        except (OSError, StoreUnavailable):
+            return None
+        return [record for record in reversed(page.data) if record.actor_kind == "command"]
 
     async def aclose(self) -> None:
         """Close the connections."""
         if self._redis is not None:
             await self._redis.aclose()
+
+
+def _place_of(path: Path) -> tuple[int, int]:
+    """Return what changes with each record in a file."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_ino, status.st_size

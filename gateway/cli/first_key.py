@@ -275,11 +275,12 @@ def _log_ignored(sources: KeySources, reason: str) -> None:
 
 
 def is_admin_on_loopback(config: Config) -> bool:
-    """Return whether all operators' listeners are on loopback, and the file lists no keys for them."""
+    """Return whether all operators' listeners are on loopback, and the file lists no keys or certificates."""
     addresses = [config.admin.listen or config.listen]
     if config.manager is not None:
         addresses.append(config.manager.listen)
-    return not config.admin.keys and all(is_loopback(host_and_port(address)[0]) for address in addresses)
+    has_own = config.admin.keys or config.admin.certificates
+    return not has_own and all(is_loopback(host_and_port(address)[0]) for address in addresses)
 
 
 def log_open_admin(config: Config, people: Sequence[str]) -> None:
@@ -294,10 +295,12 @@ def log_open_admin(config: Config, people: Sequence[str]) -> None:
 
 
 def needs_operator_key(config: Config, people: Sequence[str] = ()) -> bool:
-    """Return True if /admin needs a key, and the file has no key and no users of an issuer for it.
+    """Return True if /admin needs a key, and the file has none, no certificate and no users of an issuer.
 
     people: who can log in to the gateway's machine.
     """
+    if config.admin.certificates:
+        return False
     if len(people) <= 1 and is_admin_on_loopback(config):
         return False
     has_own = any(isinstance(key, str) or "admin" in (key.scopes or ("admin",)) for key in config.admin.keys)

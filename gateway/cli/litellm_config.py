@@ -417,7 +417,10 @@ def _master_key(key: object, references: References) -> dict[str, Any] | None:
             "it does not look random, and a chosen key can be guessed from its digest; "
             "`gateway keys create TENANT --scope admin` makes another"
         )
-    return {"digest": f"sha256:{digest}", "scopes": ["embed", "rerank", "tokenize", "metrics", "admin"]}
+    return {
+        "digest": f"sha256:{digest}",
+        "scopes": ["embed", "rerank", "classify", "tokenize", "metrics", "admin"],
+    }
 
 
 def _base_name(served: str) -> str:

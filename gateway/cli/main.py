@@ -86,6 +86,16 @@ COMMANDS = {
         "gateway.cli.audit:audit",
         "show what operators have changed: who, when, from where, and what it was before",
     ),
+    "export": Command(
+        "gateway.cli.export:add_export_options",
+        "gateway.cli.export:export",
+        "write all stored tenants, keys, upstreams, models, drains, counts and usage to one file",
+    ),
+    "restore": Command(
+        "gateway.cli.restore:add_restore_options",
+        "gateway.cli.restore:restore",
+        "merge such a file into the store, after a loss or into another one; counts are never lowered",
+    ),
     "models": Command(
         "gateway.cli.models:add_models_options",
         "gateway.cli.models:models",

@@ -4,10 +4,11 @@ A process of its own inspects or loads a checkpoint, because that needs torch.
 """
 
 import argparse
+import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -23,12 +24,15 @@ from backends.contract import Capabilities
 from backends.recipe.options import DTypeName, Pooling, Task
 from backends.torch import wire
 from backends.torch.kind import ENGINE
+from gateway.audit.records import AuditRecord, command_actor, new_record
+from gateway.audit.trail import AuditTrail
+from gateway.cli.context import MEMORY, TIMEOUT_S
 from gateway.cli.operator_options import add_json_option
 from gateway.cli.output import NONE, print_json, print_result, show_line, show_problems, show_table
 from gateway.config.load import load_config
 from gateway.config.local_files import resolve_model
 from gateway.config.problems import ConfigError
-from gateway.config.schema import RegistrySettings, UpstreamSettings
+from gateway.config.schema import AuditSettings, RegistrySettings, UpstreamSettings
 from gateway.config.state_folder import state_folder
 from gateway.config.yaml_parser import format_yaml
 from gateway.declared.checkpoints import (
@@ -44,6 +48,7 @@ from gateway.declared.host import CheckpointRecord
 from gateway.processes.engine_process import child_environment, model_boots
 from gateway.processes.model_requests import smoke_load
 from gateway.prompts import Role, prompt_of
+from gateway.store.redis_client import RedisClient
 
 MODULE = "backends.torch.load.inspection"
 NO_ENGINE = (
@@ -265,17 +270,20 @@ def _with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def _run_on_registry(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run one action; return the exit status."""
     try:
-        registry = _registry(options.config, environment)
+        registry, record = _registry(options.config, environment)
         match options.action:
             case "list":
                 _list(registry.models(), as_json=options.json)
             case "pull":
                 _pull(registry, options, environment)
+                record("download", options.model)
             case "verify":
                 found = _verified(registry, options, environment)
+                record("load", options.model)
                 print_result(found, _words_of(options.model, found), as_json=options.json)
             case "rm":
                 size = registry.remove(options.model)
+                record("remove", options.model)
                 fields = {"removed": options.model, "bytes": size}
                 print_result(fields, f"removed {options.model}: {_megabytes(size)}", as_json=options.json)
     except ConfigError as error:
@@ -287,18 +295,41 @@ def _run_on_registry(options: argparse.Namespace, environment: Mapping[str, str]
     return 0
 
 
-def _registry(path: Path | None, environment: Mapping[str, str]) -> Registry:
-    """Return the registry of a configuration, if there is one. Raises: ConfigError, RegistryError."""
+def _registry(
+    path: Path | None, environment: Mapping[str, str]
+) -> tuple[Registry, Callable[[str, str], None]]:
+    """Return the registry of a configuration, if there is one, and what records an action on a model.
+
+    Raises: ConfigError, RegistryError.
+    """
     settings, state_dir = RegistrySettings(), None
+    audit, store = AuditSettings(), MEMORY
     upstreams: Mapping[str, UpstreamSettings] = {}
     if path is not None or DEFAULT_CONFIG.is_file():
         config = load_config(path or DEFAULT_CONFIG, environment)
         settings, state_dir = config.registry, config.state_dir
+        audit, store = config.audit, config.quotas.store
         upstreams = config.upstreams
     folder = state_folder(state_dir, environment)
     if folder is None:
         raise RegistryError(NO_FOLDER)
-    return Registry(Records(folder), used_models(upstreams), settings.disk_bytes)
+
+    def record(action: str, model: str) -> None:
+        made = new_record(command_actor(), action, f"checkpoint/{model}")
+        asyncio.run(_record(store, folder, audit, made))
+
+    return Registry(Records(folder), used_models(upstreams), settings.disk_bytes), record
+
+
+async def _record(store: str, folder: Path, audit: AuditSettings, record: AuditRecord) -> None:
+    """Write a record into Redis, or into a file until Redis answers."""
+    trail = AuditTrail(
+        None if store == MEMORY else RedisClient(store, TIMEOUT_S), folder, audit, lambda _: None
+    )
+    try:
+        await trail.record(record)
+    finally:
+        await trail.aclose()
 
 
 def _list(models: list[ListedModel], *, as_json: bool) -> None:

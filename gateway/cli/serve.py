@@ -26,18 +26,20 @@ from gateway.cli.first_key import (
 )
 from gateway.cli.named_models import UnusableModel, add_server_key_option, config_of, server_key
 from gateway.cli.operator_options import add_config_option
-from gateway.cli.output import CleanConsole, show_problems, write_document
+from gateway.cli.output import CleanConsole, count_of, show_line, show_problems, write_document
 from gateway.config.boot import AppBoot, MetricNames
 from gateway.config.host_users import people
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
-from gateway.config.schema import Config
+from gateway.config.schema import Config, Logs
 from gateway.config.state_folder import JOBS_FILE, folder_warning
+from gateway.events import GatewayReady, ModelSummary
 from gateway.processes.config_applier import ConfigSource
-from gateway.processes.messages import ModelSummary, WorkerReady
+from gateway.processes.messages import WorkerReady
 from gateway.processes.supervisor import StartError, Supervisor
 from gateway.store.errors import StoreUnavailable
-from gateway.telemetry.log_lines import write_lines
+from gateway.telemetry.access_log import log_change
+from gateway.telemetry.log_lines import is_text, write_lines
 from gateway.tenants.file_store import FileTenantStore
 
 logger = logging.getLogger("gateway")
@@ -81,9 +83,10 @@ def serve_command(options: argparse.Namespace, environment: Mapping[str, str]) -
             )
             return 2
         if not options.config.exists():
-            errors.print(
-                f"{escape(str(options.config))}: there is no such file; write one with `gateway init`, "
-                "or name a model: gateway serve BAAI/bge-m3"
+            _report_failure(
+                Logs(),
+                f"{options.config}: there is no such file; write one with `gateway init`, "
+                "or name a model: gateway serve BAAI/bge-m3",
             )
             return 1
         return serve(options.config, environment)
@@ -92,7 +95,7 @@ def serve_command(options: argparse.Namespace, environment: Mapping[str, str]) -
         listen = f"{host or HOST}:{PORT if options.port is None else options.port}"
         text = config_of(options.models, listen, key=server_key(options, environment))
     except UnusableModel as error:
-        errors.print(f"[red]cannot serve[/] {escape(str(error))}")
+        _report_failure(Logs(), f"cannot serve {error}")
         return 1
     if options.print_config:
         write_document(text)
@@ -105,17 +108,16 @@ def serve_command(options: argparse.Namespace, environment: Mapping[str, str]) -
 
 def serve(path: Path, environment: Mapping[str, str]) -> int:
     """Run the gateway until it is stopped; return 1 if it cannot start."""
-    errors = CleanConsole(stderr=True, soft_wrap=True, highlight=False)
     try:
         config = load_config(path, environment)
     except ConfigError as error:
-        show_problems(path, error)
+        _report_problems(path, error)
         return 1
     write_lines(config.logs)
     try:
         sources = key_sources(config, environment, is_terminal=sys.stdout.isatty())
     except ValueError as error:
-        errors.print(f"[red]cannot start[/]: {escape(str(error))}")
+        _report_failure(config.logs, f"cannot start: {error}")
         return 1
     _make_tenants_folder(config, sources)
     if sources.file is not None and (warning := folder_warning(sources.file.parent)):
@@ -131,9 +133,29 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
             _run(config, ConfigSource(path, environment), key, sources, is_shared_host=len(found) > 1)
         )
     except StartError as error:
-        errors.print(f"[red]cannot start[/]: {escape(str(error))}")
+        _report_failure(config.logs, f"cannot start: {error}")
         return 1
     return 0
+
+
+def _report_failure(logs: Logs, text: str) -> None:
+    """Print why the gateway does not start; where its lines are JSON, as one of them."""
+    if is_text(logs):
+        show_line(text)
+    else:
+        write_lines(logs)
+        logger.error("%s", text)
+
+
+def _report_problems(path: Path, error: ConfigError) -> None:
+    """Print the problems of a file, of which the settings of `logs` are not known."""
+    if is_text(Logs()):
+        show_problems(path, error)
+        return
+    write_lines(Logs())
+    logger.error("cannot start: %s has %s", path, count_of(error.problems, "problem"))
+    for problem in error.problems:
+        logger.error("%s", problem)
 
 
 def _make_tenants_folder(config: Config, sources: KeySources) -> None:
@@ -156,7 +178,16 @@ async def _run(
     def on_ready(report: WorkerReady, address: str) -> None:
         # rich exits on a closed pipe, but the gateway serves even if its banner cannot be written.
         with suppress(BrokenPipeError, SystemExit):
-            show_banner(report.models, address, config.admin.listen, key)
+            if sys.stdout.isatty() or is_text(config.logs):
+                show_banner(report.models, address, config.admin.listen, key)
+            else:
+                url = _reachable(address)
+                note = _note_on_key(key)
+                log_change(
+                    GatewayReady(
+                        url, f"{url}/docs", _console(address, config.admin.listen), note, report.models
+                    )
+                )
 
     boot = AppBoot(
         config,
@@ -209,8 +240,6 @@ def show_banner(
 ) -> None:
     """Print the banner. address: base URL of the listener. admin_listen: of the operators' own, if any."""
     url = _reachable(address)
-    scheme = address.partition("//")[0]
-    page = f"{url if admin_listen is None else _reachable(f'{scheme}//{admin_listen}')}/ui"
     # A pipe has no width to fit into.
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
     console.print(f"\n  [bold]Embedding gateway[/] {__version__}   [cyan]{url}[/]   docs at {url}/docs\n")
@@ -218,7 +247,7 @@ def show_banner(
     console.print()
     key = "$KEY" if first_key is None else first_key.shell_word
     console.print(f"  [bold]key[/]      {escape(_note_on_key(first_key))}")
-    console.print(f"  [bold]console[/]  {page}")
+    console.print(f"  [bold]console[/]  {_console(address, admin_listen)}")
     # Printed without rich, which would interpret the brackets as markup.
     print(f'\n  OpenAI(base_url="{url}/v1", api_key="<the key>")   # Python: from openai import OpenAI')
     print(_curl_command(models, url, key), flush=True)
@@ -227,6 +256,12 @@ def show_banner(
 def _reachable(address: str) -> str:
     """Return a base URL that works from here: by loopback, if the address means every interface."""
     return address.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")
+
+
+def _console(address: str, admin_listen: str | None) -> str:
+    """Return the URL of the console. admin_listen: of the operators' own listener, if any."""
+    scheme = address.partition("//")[0]
+    return f"{_reachable(address if admin_listen is None else f'{scheme}//{admin_listen}')}/ui"
 
 
 def _note_on_key(first_key: FirstKey | None) -> str:

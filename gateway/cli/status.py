@@ -23,6 +23,7 @@ from gateway.events import tenants_and_keys
 from gateway.fleet.members import FleetReport
 from gateway.telemetry.snapshot import (
     CheckpointStatus,
+    LaneStatus,
     ModelStatus,
     ModelUpstreamStatus,
     Rates,
@@ -291,14 +292,24 @@ def problem_table(problems: Sequence[tuple[str, str, str]]) -> Table:
 
 def lane_table(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Table:
     """Return the queues and the batches in flight."""
-    rows = []
+    rows: list[Row] = []
     for lane in snapshot.lanes:
         oldest = milliseconds(lane.oldest_s) if lane.queued_inputs else NONE
         queue = (str(lane.queued_inputs), short(lane.queued_tokens), oldest)
         p50 = milliseconds(rates.attempts_p50_s.get(lane.upstream) if rates else None)
         rows.append((lane.upstream, *queue, str(lane.in_flight_batches), str(lane.window_batches), p50))
-    columns = ("upstream", "#waiting", "#tokens", "#oldest", "#in flight", "#window", "#attempt p50")
+    columns: tuple[str, ...] = (
+        *("upstream", "#waiting", "#tokens", "#oldest", "#in flight", "#window", "#attempt p50"),
+    )
+    if any(lane.limits for lane in snapshot.lanes):
+        columns = (*columns, "account")
+        rows = [(*row, _limits(lane)) for row, lane in zip(rows, snapshot.lanes, strict=True)]
     return _table(columns, rows, () if is_wide else ("#tokens", "#window"))
+
+
+def _limits(lane: LaneStatus) -> str:
+    """Return the limits of an upstream's account, with their used shares."""
+    return ", ".join(f"{limit.used_ratio:.0%} of {limit.name}" for limit in lane.limits) or NONE
 
 
 def replica_table(snapshot: Snapshot, *, is_wide: bool) -> Table:

@@ -24,13 +24,15 @@ from gateway.cli.context import (
 )
 from gateway.cli.operator_options import add_json_option
 from gateway.cli.output import print_json, print_result, show_line, show_table
+from gateway.config.certificate_entries import entries_problem
 from gateway.config.schema import LimitAmount, TenantConfig, end_user_limit_problems, limit_problems
+from gateway.tenants.client_certificate import UNVERIFIED_NOTE, sharing_problem
 from gateway.tenants.create_key import name_problem
 from gateway.tenants.store import SettingsChange, TenantChange, merged
 
 SETTINGS = (
     *("models", "limits", "model_limits", "end_user_limits"),
-    *("weight", "priority", "queue_tokens", "join"),
+    *("weight", "priority", "queue_tokens", "join", "certificates"),
 )
 
 
@@ -66,11 +68,18 @@ def add_tenants_options(parser: argparse.ArgumentParser) -> None:
         help="its texts may share an upstream request with others' (default), or never do",
     )
     setting.add_argument(
+        "--certificate",
+        action="append",
+        metavar="ENTRY",
+        help="the only client certificate that stands for a key: dns:NAME, uri:URI or sha256:FINGERPRINT; "
+        "may be repeated",
+    )
+    setting.add_argument(
         "--unset",
         action="append",
         metavar="FIELD",
-        help="remove a setting: models, weight, priority, queue_tokens, join, limits, the name of a limit, "
-        "model_limits, MODEL:NAME, or end_user_limits; may be repeated",
+        help="remove a setting: models, weight, priority, queue_tokens, join, certificates, limits, the name "
+        "of a limit, model_limits, MODEL:NAME, or end_user_limits; may be repeated",
     )
     setting.add_argument("--replace", action="store_true", help="remove all settings that are not named")
     listing = add_store_options(actions.add_parser("list", help="all tenants that are not in router.yaml"))
@@ -93,6 +102,7 @@ async def _set(context: Context) -> int:
     tenant = context.options.tenant
     lost = await find_lost_tenants(context)
     try:
+        await _check_certificates(context)
         changed = await context.store.change_tenant(tenant, _change(context.options), by=context.by)
     except ValueError as error:
         show_line(str(error))
@@ -100,6 +110,7 @@ async def _set(context: Context) -> int:
     settings = changed.after
     await warn_of_unknown_models(context, [*(settings.models or ()), *settings.model_limits])
     warn_of_idle_budgets(context, settings.limits, *settings.model_limits.values())
+    _warn_of_unverified_clients(context, settings)
     if tenant in context.config.tenants:
         show_line(f"{tenant} is set, but router.yaml also defines it and takes precedence")
     elif not context.options.json:
@@ -121,6 +132,22 @@ def _show_changes(changed: TenantChange) -> None:
         print(f"  {change.field}: {shown(change.was)} -> {shown(change.now)}")
     if not changed.changes and changed.before is not None:
         print("  nothing has changed")
+
+
+async def _check_certificates(context: Context) -> None:
+    """Check that the client certificates in the options can identify the tenant. Raises: ValueError."""
+    options, entries = context.options, context.options.certificate or ()
+    problem = entries_problem(entries)
+    if entries and not problem and context.store is not None:
+        problem = sharing_problem(options.tenant, entries, await context.store.tenants(), context.config)
+    if problem:
+        raise ValueError(f"--certificate {problem}")
+
+
+def _warn_of_unverified_clients(context: Context, settings: TenantConfig) -> None:
+    """Warn if the tenant has client certificates, and the gateway of the file verifies none."""
+    if settings.certificates and context.options.store is None and not context.config.verifies_clients:
+        show_line(UNVERIFIED_NOTE)
 
 
 def _show_only_in_file(context: Context) -> None:
@@ -189,6 +216,7 @@ def _patch(options: argparse.Namespace) -> dict[str, Any]:
         "priority": options.priority,
         "queue_tokens": options.queue_tokens,
         "join": options.join,
+        "certificates": options.certificate,
     }
     named = {name: value for name, value in plain.items() if value is not None}
     of_users = parse_limits(options.end_user_limit or ())

@@ -13,6 +13,8 @@ from urllib.parse import urlencode
 import msgspec
 from rich.table import Table
 
+from gateway.audit.records import command_actor, new_record
+from gateway.audit.redis_store import AuditInRedis
 from gateway.cli.context import MEMORY, TIMEOUT_S, add_store_options, show_config_problems, store_config
 from gateway.cli.gateway_client import GatewayClient
 from gateway.cli.operator_options import add_address_options, ask_gateway, named_url
@@ -137,10 +139,15 @@ async def _show_stored(config: Config, options: argparse.Namespace, first: date 
 
 async def _forget(config: Config, options: argparse.Namespace, _: date | None) -> None:
     """Delete the usage of an end user in Redis. Raises: GatewayError."""
-    ledger = _ledger(RedisClient(config.quotas.store, TIMEOUT_S))
+    redis = RedisClient(config.quotas.store, TIMEOUT_S)
+    ledger = _ledger(redis)
     try:
         names = names_of(options.owner, options.end_user)
-        _show_forgotten(await ledger.forget_end_user(options.owner, names), options.form)
+        days = await ledger.forget_end_user(options.owner, names)
+        # Without the name, which is to be forgotten.
+        record = new_record(command_actor(), "forget", f"tenant/{options.owner}")
+        await AuditInRedis(redis, config.audit).append([record])
+        _show_forgotten(days, options.form)
     finally:
         await ledger.aclose()
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_network
 from urllib.parse import urlsplit
 
+from gateway.config.certificate_entries import canonical_entry, entry_problem
 from gateway.config.money import is_budget
 from gateway.config.problems import Problem, unknown_models, unknown_name
 from gateway.config.schema import (
@@ -28,6 +29,7 @@ from gateway.config.schema import (
 ORIGIN = re.compile(r"https?://[^/\s?#@]+")
 ENDPOINT = re.compile(r"https?://[^/\s?#]+(/[^\s]*)?")
 CURRENCY_MEANING = "the name of the money in which prices and budgets are written, such as EUR"
+NO_CLIENT_CA = "needs `tls.client_ca`, the authority that signs clients' certificates"
 NO_NETWORK = "not an address or a network, such as 10.0.0.0/8"
 # Keys that an attacker tries first. The empty one is the digest of a variable that was not set.
 GUESSABLE_KEYS = ("", "admin", "changeme", "password", "secret", "test")
@@ -35,8 +37,12 @@ GUESSABLE_DIGESTS = frozenset("sha256:" + hashlib.sha256(key.encode()).hexdigest
 # Of end users: a header, or the field `user`.
 HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"})
-# Part of the ids under which its users appear in usage, limits and logs.
-ISSUER_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
+# Part of the ids under which its users appear in usage, limits and logs. Those of client certificates begin
+# with `certificate`.
+ISSUER_NAME = re.compile(r"(?!certificate\Z)[A-Za-z0-9_-]{1,32}")
+ISSUER_NAME_PROBLEM = (
+    "a name has up to 32 letters, digits, - and _, and is not `certificate`: it is part of users' ids"
+)
 # Printable ASCII without the characters that RFC 3986 has no place for.
 ISSUER_ADDRESS = re.compile(r"[!#-;=?@A-Z\[\]_a-z~]{1,2048}")
 
@@ -44,6 +50,8 @@ ISSUER_ADDRESS = re.compile(r"[!#-;=?@A-Z\[\]_a-z~]{1,2048}")
 def listener_problems(config: Config) -> Iterator[Problem]:
     """Yield the problems of listeners, proxies, origins and collectors."""
     yield from _port_problems(config)
+    if (tls := config.tls) is not None and tls.client_ca is None and tls.client_certificates == "optional":
+        yield Problem("tls.client_certificates", NO_CLIENT_CA)
     if config.tracing and not ENDPOINT.fullmatch(config.tracing.endpoint):
         yield Problem("tracing.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/traces")
     if config.metrics and not ENDPOINT.fullmatch(config.metrics.endpoint):
@@ -89,9 +97,10 @@ def is_network(text: str) -> bool:
 
 
 def tenant_problems(config: Config, models: Collection[str]) -> Iterator[Problem]:
-    """Yield the problems of tenants, and of all keys. models: names that exist in the file."""
+    """Yield the problems of tenants, keys and client certificates. models: names that exist in the file."""
     first_use: dict[str, str] = {}
     yield from _key_problems(config.admin.keys, "admin", first_use)
+    yield from _certificate_problems(config)
     for name, tenant in config.tenants.items():
         path = f"tenants.{name}"
         if any(ord(character) < ord(" ") for character in name):
@@ -142,6 +151,23 @@ def _key_problems(keys: Iterable[str | Key], path: str, first_use: dict[str, str
         first_use.setdefault(digest, key_path)
 
 
+def _certificate_problems(config: Config) -> Iterator[Problem]:
+    """Yield the problems of listed client certificates: each identifies one tenant, if TLS verifies it."""
+    lists = {"admin": config.admin.certificates}
+    lists |= {f"tenants.{name}": tenant.certificates for name, tenant in config.tenants.items()}
+    first_use: dict[str, str] = {}
+    for owner, entries in lists.items():
+        if entries and not config.verifies_clients:
+            yield Problem(f"{owner}.certificates", NO_CLIENT_CA)
+        for index, entry in enumerate(entries):
+            path, canonical = f"{owner}.certificates[{index}]", canonical_entry(entry)
+            if problem := entry_problem(entry):
+                yield Problem(path, problem)
+            elif canonical in first_use:
+                yield Problem(path, f"is also {first_use[canonical]}")
+            first_use.setdefault(canonical, path)
+
+
 def named_limit_problems(limits: Mapping[str, LimitAmount], path: str) -> Iterator[Problem]:
     """Yield a problem for each limit whose name is unknown, or whose amount is wrong."""
     return (Problem(f"{path}.{name}", message) for name, message in limit_problems(limits).items())
@@ -162,7 +188,7 @@ def all_limit_problems(config: Config) -> Iterator[Problem]:
 
 
 def _shared_limit_problems(config: Config) -> Iterator[Problem]:
-    """Yield the problems of limits that end users and upstreams cannot have."""
+    """Yield the problems of limits that end users cannot have."""
     places = [
         (f"tenants.{name}.end_user_limits", each.end_user_limits) for name, each in config.tenants.items()
     ]
@@ -203,7 +229,7 @@ def sign_on_problems(issuers: Mapping[str, IssuerSettings], models: Collection[s
     for name, settings in issuers.items():
         path = f"sign_on.{name}"
         if not ISSUER_NAME.fullmatch(name):
-            yield Problem(path, "a name has up to 32 letters, digits, - and _: it is part of users' ids")
+            yield Problem(path, ISSUER_NAME_PROBLEM)
         if problem := issuer_address_problem(settings.issuer):
             yield Problem(f"{path}.issuer", problem)
         elif "?" in settings.issuer:

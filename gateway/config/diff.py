@@ -23,6 +23,7 @@ LIVE = (
     "currency",
     "end_users",
     "admin.keys",
+    "admin.certificates",
     "admin.files",
     "limits.inputs",
     "limits.unknown_fields",

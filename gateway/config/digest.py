@@ -41,11 +41,6 @@ DIGITS = 12
 SECTION_DIGITS = 8
 
 
-def config_digest(config: Config) -> str:
-    """Return twelve hexadecimal digits, which are equal for gateways that serve alike."""
-    return _digest(_counted(config))[:DIGITS]
-
-
 def section_digests(config: Config, ignored: Collection[str] = ()) -> Mapping[str, str]:
     """Return the digest of each section that is not the default.
 
@@ -62,6 +57,11 @@ def section_digests(config: Config, ignored: Collection[str] = ()) -> Mapping[st
         for name, value in sections.items()
         if value and value != defaults[name]
     }
+
+
+def hash_of(sections: Mapping[str, str]) -> str:
+    """Return one digest of all sections: twelve hexadecimal digits, equal for gateways that serve alike."""
+    return _digest(sections)[:DIGITS]
 
 
 def _digest(value: object) -> str:

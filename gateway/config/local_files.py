@@ -31,6 +31,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "grpc": ("grpc", "grpc_health", "grpc_reflection"),
     "oidc": ("jwt", "cryptography"),
 }
+# Keys of TLS settings, of callers and of upstreams, that name files.
+TLS_FILES = ("certificate", "private_key", "client_ca", "ca")
 NO_EXPORTER = "needs the extra `otlp`: .venv/bin/pip install -r requirements/otlp.txt"
 
 _Tls = TypeVar("_Tls", ListenerTls, UpstreamTls)
@@ -91,8 +93,8 @@ def _resolve_ca(settings: _WithCa, base: Path) -> _WithCa:
 
 
 def _resolve_tls_paths(tls: _Tls, base: Path) -> _Tls:
-    paths = {name: path and str(base / path) for name, path in msgspec.structs.asdict(tls).items()}
-    return msgspec.structs.replace(tls, **paths)
+    paths = {name: getattr(tls, name) for name in TLS_FILES if hasattr(tls, name)}
+    return msgspec.structs.replace(tls, **{name: path and str(base / path) for name, path in paths.items()})
 
 
 def file_problems(config: Config, extras: Mapping[str, tuple[str, ...]] = EXTRAS) -> Iterator[Problem]:

@@ -18,7 +18,9 @@ NO_KEYS = (
 def lacks_keys(config: Config) -> bool:
     """Return whether a file has tenants, and neither keys nor an issuer of tokens for any of them."""
     return (
-        bool(config.tenants) and not config.sign_on and not any(each.keys for each in config.tenants.values())
+        bool(config.tenants)
+        and not config.sign_on
+        and not any(each.keys or each.certificates for each in config.tenants.values())
     )
 
 

@@ -103,11 +103,12 @@ class Key(Section, frozen=True):
 
 
 class ListenerTls(Section, frozen=True):
-    """HTTPS for callers, in PEM files."""
+    """HTTPS for callers, in PEM files. client_certificates: of callers, by the authority `client_ca`."""
 
     certificate: str
     private_key: str
     client_ca: str | None = None
+    client_certificates: Literal["required", "optional"] = "required"
 
 
 class UpstreamTls(Section, frozen=True):
@@ -138,11 +139,12 @@ class RegistrySettings(Section, frozen=True):
 
 
 class AdminSettings(Section, frozen=True):
-    """The operators' listener and their keys, which belong to no tenant."""
+    """The operators' listener, and their keys and client certificates, which belong to no tenant."""
 
     listen: str | None = None
     files: str | None = None
     keys: tuple[str | Key, ...] = ()
+    certificates: tuple[str, ...] = ()
 
 
 class CommandTemplate(Section, frozen=True):
@@ -207,6 +209,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     request_bytes: PositiveInt | None = None
     in_flight_batches: PositiveInt | None = None
     queue_tokens: PositiveInt = 4_000_000
+    limits: dict[str, LimitAmount] = {}
     attempt_timeout_s: PositiveFloat = 30.0
     retry_share: Share = 0.2
     hedge_share: Share = 0.05
@@ -377,9 +380,10 @@ class Defaults(Section, frozen=True):
 
 
 class TenantConfig(Section, frozen=True):
-    """An account that is billed and limited."""
+    """An account that is billed and limited. certificates: names or fingerprints of client certificates."""
 
     keys: tuple[str | Key, ...] = ()
+    certificates: tuple[str, ...] = ()
     models: tuple[str, ...] | None = None
     limits: dict[str, LimitAmount] = {}
     model_limits: dict[str, dict[str, LimitAmount]] = {}
@@ -630,6 +634,11 @@ class Config(Section, frozen=True, kw_only=True):
     defaults: Defaults = Defaults()
     tenants: dict[str, TenantConfig] = {}
     sign_on: dict[str, IssuerSettings] = {}
+
+    @property
+    def verifies_clients(self) -> bool:
+        """True if certificates of clients are verified."""
+        return self.tls is not None and self.tls.client_ca is not None
 
 
 def host_and_port(listen: str) -> tuple[str, int]:

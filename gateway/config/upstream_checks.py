@@ -17,16 +17,19 @@ from backends.recipe.options import RerankPrompt
 from backends.recipe.rerank_template import written_template
 from backends.tei.kind import GRPC_SCHEMES, TEI
 from gateway.config.access_checks import CURRENCY_MEANING
-from gateway.config.money import token_price
+from gateway.config.money import is_budget, token_price
 from gateway.config.problems import Problem, unknown_name
 from gateway.config.schema import (
     COMMIT,
     OPERATION_SEGMENTS,
     OWN_VOCABULARY,
     Config,
+    LimitAmount,
     ModelSettings,
     UpstreamSettings,
     foreign_keys,
+    limit_problems,
+    shared_limit_problems,
 )
 
 # Keys that are wrong for other kinds of server. Those that are not here have no effect there.
@@ -59,6 +62,7 @@ def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem
     template = upstream.instruction_template
     if template is not None and (problem := template_problem(template)):
         yield Problem(f"{path}.instruction_template", problem)
+    yield from _limit_problems(upstream.limits, f"{path}.limits")
     for key in foreign_keys(upstream):
         if key in FOREIGN:
             yield Problem(f"{path}.{key}", FOREIGN[key])
@@ -69,6 +73,13 @@ def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem
     if (api := upstream.api) is not None:
         yield from _api_problems(upstream, api.kind, path)
     yield from _remote_problems(upstream, path)
+
+
+def _limit_problems(limits: Mapping[str, LimitAmount], path: str) -> Iterator[Problem]:
+    """Yield the problems of the limits of an upstream's account."""
+    budgets = {name: "prices are those of models: limit tokens" for name in limits if is_budget(name)}
+    problems = limit_problems(limits) | shared_limit_problems(limits, "upstreams") | budgets
+    return (Problem(f"{path}.{name}", message) for name, message in problems.items())
 
 
 def _engine_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:

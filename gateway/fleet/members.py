@@ -1,12 +1,12 @@
 """Members of a fleet: gateways that share a Redis, as each of them describes itself. Pure."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
+from gateway.config.digest import hash_of
 from gateway.config.identity import Identity
 
 # A member renews its record every few seconds. One that is silent for longer than this has a problem.
@@ -136,12 +136,6 @@ def report_of(
         len({member.configuration_hash for member in lasting}),
         members,
     )
-
-
-def hash_of(configuration: Mapping[str, str]) -> str:
-    """Return one digest of all sections."""
-    text = msgspec.json.encode(configuration, order="sorted")
-    return hashlib.sha256(text).hexdigest()[:12]
 
 
 def _most_common(values: Iterable[str | None], own: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Attempts: sends batches to replicas, checks the replies, and hedges late attempts.
+"""Attempts: sends batches to replicas, checks the replies, and decides when one is late and is hedged.
 
 Each attempt runs in a task of its own, because the calls whose slices it carries may leave at any time. It
 ends in one of three ways: a reply or a harmless error goes to `outcomes`, and a failure or refusal that an
@@ -8,6 +8,7 @@ like is tried at a second replica too, if that delays no other call.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -19,26 +20,31 @@ from gateway.lane.measures import LaneMeasures
 from gateway.lane.retries import RetryPolicy, is_input_possible, is_overload
 from gateway.lane.ticket import Attempt, Ticket
 from gateway.lane.token_counts import CountTokens, believable, needs_examination
+from gateway.lane.upstream_limits import LimitReached, UpstreamLimits
 from gateway.routing.pool import Pool
 from gateway.routing.replica import REFUSED_BYTES_MIN, Replica
 from gateway.vector_spaces.zero_vectors import zero_row
 
 # A single input whose attempt takes longer than this share of its like is tried at a second replica too.
 HEDGE_QUANTILE = 0.95
+# Outcome of an attempt that sent nothing, because the upstream's account had no room.
+LIMITED = "limited"
 
 
 class AttemptCallbacks(msgspec.Struct, frozen=True):
     """Functions that an attempt calls. The float is the current time.
 
     on_fault: after a failure that an input may cause; the attempt stays at its replica meanwhile.
-    on_overload: the same after a refusal for a while. on_end: after the attempt has left its replica,
-    whatever its outcome. is_idle: whether no slice waits. count_tokens: the gateway's own counts of a work.
+    on_overload: the same after a refusal for a while. on_limit: after the upstream's account had no room.
+    on_end: after the attempt has left its replica, whatever its outcome. is_idle: whether no slice waits.
+    count_tokens: the gateway's own counts of a work.
     """
 
     on_reply: Callable[[Attempt, Reply, float], None]
     on_error: Callable[[Attempt, BackendError, float], None]
     on_fault: Callable[[Attempt, BackendError], Awaitable[None]]
     on_overload: Callable[[Attempt, BackendError], Awaitable[None]]
+    on_limit: Callable[[Attempt, LimitReached, float], None]
     on_end: Callable[[Attempt], None]
     is_idle: Callable[[], bool]
     count_tokens: CountTokens
@@ -54,6 +60,7 @@ class AttemptRunner:
         measures: LaneMeasures,
         clock: Callable[[], float],
         callbacks: AttemptCallbacks,
+        limits: UpstreamLimits | None = None,
     ) -> None:
         self.in_flight: set[Attempt] = set()
         self._pool = pool
@@ -61,6 +68,7 @@ class AttemptRunner:
         self._measures = measures
         self._clock = clock
         self._callbacks = callbacks
+        self._limits = limits
 
     def start(self, tickets: Sequence[Ticket], replica: Replica, *, is_hedge: bool = False) -> None:
         """Send tickets to a replica as one batch."""
@@ -80,7 +88,8 @@ class AttemptRunner:
             late_s = self._measures.single_latencies.quantile(HEDGE_QUANTILE)
             if late_s is not None:
                 attempt.hedge_after(late_s, self.hedge)
-        attempt.start(self._run(attempt), self._end)
+        limits = self._limits
+        attempt.start(self._run(attempt) if limits is None else self._run_within(limits, attempt), self._end)
 
     def hedge(self, attempt: Attempt) -> None:
         """Try a late attempt's slice at a second replica too.
@@ -96,7 +105,25 @@ class AttemptRunner:
         if replica is not None and self._policy.try_hedge(self._clock()):
             self.start([ticket], replica, is_hedge=True)
 
-    async def _run(self, attempt: Attempt) -> None:
+    async def _run_within(self, limits: UpstreamLimits, attempt: Attempt) -> None:
+        """Run an attempt for which the upstream's account has room."""
+        try:
+            reservation = await limits.reserve(attempt.piece)
+        except LimitReached as reached:
+            attempt.end(LIMITED)
+            if reached.wait_s is not None:
+                limits.hold(self._clock() + reached.wait_s)
+            self._callbacks.on_limit(attempt, reached, self._clock())
+            return
+        result: Reply | BackendError | None = None
+        attempt.restart(self._clock())
+        try:
+            result = await self._run(attempt)
+        finally:
+            limits.settle(reservation, result)
+
+    async def _run(self, attempt: Attempt) -> Reply | BackendError:
+        """Return the result of an attempt, which has been handled."""
         if attempt.carrier is not None:
             carrier.set(attempt.carrier)
         work, replica = attempt.piece.work, attempt.replica
@@ -117,11 +144,12 @@ class AttemptRunner:
                 await self._callbacks.on_fault(attempt, error)
             else:
                 self._callbacks.on_error(attempt, error, self._clock())
-        else:
-            attempt.end_with_reply(reply)
-            self._callbacks.on_reply(attempt, reply, self._clock())
+            return error
+        attempt.end_with_reply(reply)
+        self._callbacks.on_reply(attempt, reply, self._clock())
+        return reply
 
-    def _end(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
+    def _end(self, attempt: Attempt, task: asyncio.Task[Any]) -> None:
         self.in_flight.discard(attempt)
         attempt.replica.remove_batch(attempt.load)
         attempt.finish(task)

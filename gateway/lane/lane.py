@@ -22,8 +22,8 @@ import msgspec
 from backends.contract import Reply, Work
 from backends.contract.errors import AttemptTimedOut, BackendError
 from gateway.errors import LOADING_RETRY_S, GatewayError, ModelLoading, Overloaded
-from gateway.events import AttemptFinished, CopyPurpose, LaneBacklog, Observe
-from gateway.lane.attempts import AttemptCallbacks, AttemptRunner
+from gateway.events import AttemptFinished, CopyPurpose, LaneBacklog, Observe, UpstreamLimited
+from gateway.lane.attempts import LIMITED, AttemptCallbacks, AttemptRunner
 from gateway.lane.fair_queue import FairQueue, Priority
 from gateway.lane.isolation import ACTIVE_S, IsolatedQueue, Isolation, Suspicion, TenantActivity
 from gateway.lane.measures import LaneMeasures
@@ -33,6 +33,7 @@ from gateway.lane.schedule import Dispatch, Scheduler, SchedulingPass
 from gateway.lane.slices import Bounds, Slice, separated
 from gateway.lane.ticket import Attempt, Owner, Ticket
 from gateway.lane.token_counts import CountTokens, count_nothing
+from gateway.lane.upstream_limits import UpstreamLimits
 from gateway.routing.pool import Pool
 from gateway.routing.replica import Replica
 
@@ -53,7 +54,8 @@ class Lane:
     """Queue and attempts of one upstream, for one kind of batch. clock: the event loop's, in seconds.
 
     bounds: returns the bounds of one upstream request, as the replicas report them now. count_tokens: the
-    gateway's own counts, with which those of replies are compared.
+    gateway's own counts, with which those of replies are compared. limits: of the upstream's account, None
+    if it has none.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Lane:
         clock: Callable[[], float],
         bounds: Callable[[], Bounds] = Bounds,
         count_tokens: CountTokens = count_nothing,
+        limits: UpstreamLimits | None = None,
     ) -> None:
         self.bounds = bounds
         self._pool = pool
@@ -91,11 +94,13 @@ class Lane:
             self._outcomes.handle_error,
             self._outcomes.handle_failure,
             self._outcomes.handle_overload,
+            self._outcomes.handle_limit,
             self._handle_end,
             lambda: not (self._queue.size or len(self._isolated)),
             count_tokens,
         )
-        self._attempts = AttemptRunner(pool, policy, self._measures, clock, callbacks)
+        self._limits = limits
+        self._attempts = AttemptRunner(pool, policy, self._measures, clock, callbacks, limits)
         self._recheck_timer: asyncio.TimerHandle | None = None
         self._is_pump_scheduled = False
         pool.subscribe(self.pump, self._handle_stalled)
@@ -173,8 +178,8 @@ class Lane:
         """
         now_s, pool = self._clock(), self._pool
         held_s = pool.held_s(now_s)
-        if held_s is not None and now_s + held_s > deadline_s:
-            raise _held_error(held_s)
+        if held_s is not None:
+            self._check_hold(owner, held_s, deadline_s, now_s)
         key = (owner.tenant, owner.priority, owner.may_move, owner.copy, piece.work)
         ticket = self._shared.get(key)
         # A ticket that is done has settled its waiters, which have not left yet. It would not settle a new
@@ -202,6 +207,17 @@ class Lane:
                 on_unanswered(piece)
             if ticket.leave(waiter):
                 self._forget(key, ticket)
+
+    def _check_hold(self, owner: Owner, held_s: float, deadline_s: float, now_s: float) -> None:
+        """Check that a slice may wait until a replica gets work again.
+
+        A call does not wait for the upstream's account if another upstream can serve it. Raises: Overloaded.
+        """
+        reached = None if self._limits is None else self._limits.refusal(now_s)
+        if reached is not None and owner.may_move:
+            raise reached
+        if now_s + held_s > deadline_s:
+            raise reached or _held_error(held_s)
 
     def pump(self) -> None:
         """Send every slice that can be sent, in order.
@@ -303,6 +319,10 @@ class Lane:
         self.pump()
 
     def _handle_end(self, attempt: Attempt) -> None:
+        if attempt.outcome == LIMITED:
+            self._observe(UpstreamLimited(self._pool.upstream))
+            self.pump()
+            return
         replica = attempt.replica
         self._observe(
             AttemptFinished(

@@ -85,6 +85,7 @@ from gateway.lane.retries import (
     were_unready_too_often,
 )
 from gateway.lane.ticket import Attempt, FailedBatch, Ticket
+from gateway.lane.upstream_limits import LimitReached
 from gateway.routing.checks import WorkChecks
 from gateway.routing.health import State
 from gateway.routing.pool import Pool
@@ -527,6 +528,28 @@ class OutcomeHandler:
         if isinstance(recorded, ConnectionLost) and replica.state is State.DOWN:
             self._expect_return(replica)
         return fault
+
+    def handle_limit(self, attempt: Attempt, reached: LimitReached, now_s: float) -> None:
+        """Let a batch for which the upstream's account has no room wait, or give its callers the refusal.
+
+        A call that another upstream can serve, or whose deadline comes first, does not wait. The replicas did
+        nothing, and get no work until the account has room.
+        """
+        wait_s = reached.wait_s
+        if wait_s is not None:
+            for replica in self._pool.usable():
+                self._hold(replica, wait_s, now_s)
+        for ticket in reversed(attempt.tickets):
+            if not ticket.withdraw(attempt):
+                continue
+            owner = ticket.owner
+            goes_on = owner.may_move or owner.copy is not None
+            if wait_s is None or goes_on or now_s + wait_s > ticket.deadline_s:
+                ticket.settle(reached.error)
+            elif ticket.isolation:
+                self._isolated.enqueue(ticket, Isolation.ALONE, now_s, first=True)
+            else:
+                ticket.enqueue(self._queue, now_s, first=True)
 
     async def handle_overload(self, attempt: Attempt, error: BackendError) -> None:
         """Find out whether the replica refuses all work, then hold it, or divide or answer the batch."""

@@ -170,6 +170,14 @@ class Ticket:
         self.running.discard(attempt)
         return True
 
+    def withdraw(self, attempt: "Attempt") -> bool:
+        """Take it from an attempt that sent nothing; return False if that is done, or another carries it."""
+        if not self.hand_back(attempt):
+            return False
+        for record in self.records:
+            record.withdraw()
+        return not (self.is_done or self.running)
+
     def count_try(self) -> None:
         """Count an attempt that is traced."""
         self.tries += 1
@@ -267,7 +275,7 @@ class Attempt:
     upstream_status: str | None = None
     carrier: Carrier | None = None
     trace_id: str | None = None
-    _task: asyncio.Task[None] | None = None
+    _task: asyncio.Task[Any] | None = None
     hedge_timer: asyncio.TimerHandle | None = None
     _spans: "AttemptTrace | None" = None
 
@@ -303,12 +311,16 @@ class Attempt:
         return not any(self in ticket.running for ticket in self.tickets)
 
     def start(
-        self, run: Coroutine[Any, Any, None], on_end: "Callable[[Attempt, asyncio.Task[None]], None]"
+        self, run: Coroutine[Any, Any, Any], on_end: "Callable[[Attempt, asyncio.Task[Any]], None]"
     ) -> None:
         """Run in a task of its own. on_end: called at its end, whatever its outcome."""
         self._task = asyncio.create_task(run)
         # Not in a `finally` of the coroutine: a task that is cancelled before its first step runs none of it.
         self._task.add_done_callback(partial(on_end, self))
+
+    def restart(self, now_s: float) -> None:
+        """Begin its time again: it has waited for its account until now."""
+        self.started_s = now_s
 
     def hedge_after(self, late_s: float, hedge: "Callable[[Attempt], None]") -> None:
         """Let a function try a second replica, unless it ends sooner."""
@@ -358,7 +370,7 @@ class Attempt:
             self._spans.end(error.kind, error.upstream_status, error.detail)
         self.end(error.kind)
 
-    def finish(self, task: asyncio.Task[None]) -> None:
+    def finish(self, task: asyncio.Task[Any]) -> None:
         """Leave the tickets at the end of its task.
 
         Tickets of an attempt that produced neither a reply nor a BackendError are settled: a bug in a backend

@@ -16,7 +16,7 @@ from gateway.config.problems import Problem
 from gateway.config.schema import Config, NotifyKind
 from gateway.declared.additions import Edit, Listing
 from gateway.declared.host import HostCommand, HostResult, InstanceInfo
-from gateway.events import GatewayDrained, ProcessRestarted
+from gateway.events import GatewayDrained, ModelSummary, ProcessRestarted
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
@@ -139,17 +139,6 @@ class InstancesUpdate(msgspec.Struct, frozen=True, tag="instances_update"):
     instances: tuple[InstanceInfo, ...]
 
 
-class ModelSummary(msgspec.Struct, frozen=True):
-    """A model as the banner shows it. operations: empty if no replica of it could be reached."""
-
-    name: str
-    backend: str
-    operations: tuple[str, ...]
-    dtype: str | None = None
-    dimensions: int | None = None
-    max_input_tokens: int | None = None
-
-
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     """Notice, sent once, that every upstream has loaded or has been tried.
 
@@ -158,6 +147,12 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
 
     models: tuple[ModelSummary, ...]
     problems: tuple[Problem, ...] = ()
+
+
+class Starting(msgspec.Struct, frozen=True, tag="starting"):
+    """Notice, sent every few seconds until the worker is ready. waiting: upstreams that are not ready yet."""
+
+    waiting: tuple[str, ...]
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -174,5 +169,5 @@ ToWorker: TypeAlias = (
     | GatewayDrained
 )
 ToParent: TypeAlias = (
-    WorkerReady | ConfigAck | ConfigDrained | Request | Heartbeat | SpaceReply | CanaryWithdrawn
+    WorkerReady | Starting | ConfigAck | ConfigDrained | Request | Heartbeat | SpaceReply | CanaryWithdrawn
 )

@@ -92,7 +92,12 @@ class Notifier:
         """Send what is queued, one call at a time, until cancelled."""
         while True:
             notice, body = await self._queue.get()
-            problem = await self._deliver(body)
+            try:
+                problem = await self._deliver(body)
+            except Exception:
+                # The sender must go on: the next event may matter more.
+                logger.exception("a notice of %s could not be sent to `notify.url`", notice.kind)
+                continue
             if problem:
                 logger.error("a notice of %s could not be sent to `notify.url`: %s", notice.kind, problem)
 

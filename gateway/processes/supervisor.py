@@ -11,14 +11,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from backends.torch import wire
-from gateway.audit.records import Actor, AuditRecord, gateway_name
+from gateway.audit.records import Actor, AuditRecord
 from gateway.audit.trail import AuditTrail
 from gateway.config.boot import AppBoot, worker_share
 from gateway.config.diff import ReloadOutcome
@@ -36,13 +36,14 @@ from gateway.declared.store import AdditionsInMemory, AdditionsInRedis
 from gateway.events import GatewayDrained, ProcessRestarted
 from gateway.processes import messages
 from gateway.processes.child import Restarts
-from gateway.processes.config_applier import ConfigApplier, ConfigSource, ReloadQueue, watch_file
+from gateway.processes.config_applier import ConfigApplier, ConfigSource, ReloadJob, ReloadQueue, watch_file
 from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
 from gateway.processes.instance import Host
 from gateway.processes.instance_pool import GatewayView, InstancePool
 from gateway.processes.listeners import address_of, open_listener, reserve_port
 from gateway.processes.model_requests import ModelRequests
+from gateway.processes.service_manager import ServiceManager
 from gateway.processes.worker_pool import ConfigProgress, SharedResources, WorkerPool
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
@@ -61,6 +62,8 @@ INSTANCE_DRAIN_S = 30.0
 # No caller waits for additions, which leaves enough time to open a connection to Redis.
 STORE_TIMEOUT_S = 2.0
 DRAINED = "this gateway is drained: /readyz is 503, calls are served; `gateway drain --undo` puts it back"
+# Silence during a start after which an operator would wonder.
+START_REPORT_EVERY_S = 5.0
 UNDRAINED = "this gateway is no longer drained"
 
 
@@ -111,12 +114,17 @@ class Supervisor:
         self._instances: InstancePool | None = None
         self._stored_instances: tuple[InstanceRecord, ...] = ()
         self._draining: asyncio.Task[None] | None = None
-        self._reloads = ReloadQueue(self._applier.apply)
+        self._reloads = ReloadQueue(self._apply)
         self._retiring: set[asyncio.Task[None]] = set()
         self._failure: str | None = None
         # Upstreams whose models could not be loaded at the start.
         self._unusable: set[str] = set()
         self._stop = asyncio.Event()
+        self._stop_at_once = asyncio.Event()
+        self._service = ServiceManager(source.environment)
+        self._status = "starting"
+        # What each engine last reported about its models.
+        self._loading: dict[str, str] = {}
         self._drained = GatewayDrained()
         self._notifier: Notifier | None = None
         self._enqueue_notice: Callable[[messages.Notice], None] = lambda _: None
@@ -127,10 +135,11 @@ class Supervisor:
         Raises: StartError.
         """
         with ExitStack() as resources:
+            resources.callback(self._service.close)
             self._open(resources)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._stop.set)
+                loop.add_signal_handler(number, self._on_stop, number.name)
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup, sys.stdin.isatty())
             await self._serve()
         if self._failure is not None:
@@ -200,15 +209,15 @@ class Supervisor:
         tasks.append(asyncio.create_task(self._follow_additions_when_ready()))
         if self._notifier is not None:
             tasks.append(asyncio.create_task(self._notifier.run()))
+        tasks.append(asyncio.create_task(self._report_start()))
+        tasks.append(asyncio.create_task(self._service.feed_watchdog(self._workers.responds)))
         if self._start_config.reload.watch:
             on_change = partial(self._enqueue_reload, self._actor("file watch"))
             tasks.append(asyncio.create_task(watch_file(self._source, on_change)))
         await self._stop.wait()
         # A second Ctrl-C does not wait for requests in flight.
-        self._stop.clear()
-        second_signal = asyncio.create_task(self._stop.wait())
-        config = self._start_config
-        drain = self._workers.stop(signal.SIGTERM, config.lame_duck_s + config.drain_s + KILL_AFTER_S)
+        second_signal = asyncio.create_task(self._stop_at_once.wait())
+        drain = self._workers.stop(signal.SIGTERM, self._stop_patience_s)
         await asyncio.wait((asyncio.ensure_future(drain), second_signal), return_when=asyncio.FIRST_COMPLETED)
         second_signal.cancel()
         await self._workers.stop(signal.SIGKILL, KILL_AFTER_S)
@@ -239,15 +248,77 @@ class Supervisor:
             await apply_additions()
         await self._additions.follow(apply_additions)
 
+    async def _report_start(self) -> None:
+        """Report periodically what a start that takes long is waiting for."""
+        started_s = time.monotonic()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(START_REPORT_EVERY_S):
+                    await self._workers.all_ready.wait()
+                return
+            self._show(f"starting for {time.monotonic() - started_s:.0f} s, waiting for {self._awaited()}")
+
+    def _awaited(self) -> str:
+        """Return what the start is waiting for, in words."""
+        names = self._workers.waiting
+        if names is None:
+            return "its processes, which are being loaded"
+        details = {name: self._loading.get(name) for name in names}
+        return "; ".join(name + (f" ({detail})" if detail else "") for name, detail in details.items()) or (
+            "its other workers"
+        )
+
+    def _show(self, detail: str) -> None:
+        """Report a step of the start."""
+        self._progress(detail)
+        self._service.show(detail)
+
+    async def _apply(self, job: ReloadJob) -> ReloadOutcome:
+        """Run a job of the queue, and report to the service manager if it is a reload of the file."""
+        if job != "file":
+            return await self._applier.apply(job)
+        self._service.reloading()
+        problems = ""
+        try:
+            outcome = await self._applier.apply(job)
+            if outcome.problems:
+                problems = "; router.yaml has problems and was not reloaded, see the log"
+            return outcome
+        finally:
+            self._service.ready(self._service_status + problems)
+
+    def _on_stop(self, cause: str) -> None:
+        """Handle a signal to stop. A second one does not wait for requests in flight."""
+        config = self._start_config
+        if self._stop.is_set():
+            self._stop_at_once.set()
+            logger.info("stopping at once (%s)", cause, extra=WRITE_ALWAYS)
+        else:
+            self._stop.set()
+            lame_duck = f"calls are served for {config.lame_duck_s:g} s, then " if config.lame_duck_s else ""
+            status = f"stopping ({cause}): {lame_duck}calls in flight have {config.drain_s:g} s"
+            logger.info("%s", status, extra=WRITE_ALWAYS)
+            self._service.stopping(status, self._stop_patience_s)
+
+    @property
+    def _service_status(self) -> str:
+        """State in words, for the service manager."""
+        return self._status if self._drained.since_s is None else DRAINED
+
+    @property
+    def _stop_patience_s(self) -> float:
+        """Time after which workers that stop are killed."""
+        return self._start_config.lame_duck_s + self._start_config.drain_s + KILL_AFTER_S
+
     def _on_hangup(self, had_terminal: bool) -> None:  # noqa: FBT001 - a signal handler's argument
         """Handle SIGHUP: stop if the terminal was closed, otherwise reload."""
         if had_terminal and not sys.stdin.isatty():
-            self._stop.set()
+            self._on_stop("SIGHUP, its terminal was closed")
         else:
             self._enqueue_reload(self._actor("SIGHUP"))
 
     def _actor(self, name: str) -> Actor:
-        return Actor(name, "gateway", gateway=gateway_name(self._start_config.listen))
+        return Actor(name, "gateway", gateway=self._identity.name)
 
     def _enqueue_reload(self, by: Actor, reply: Callable[[ReloadOutcome], None] = lambda _: None) -> None:
         """Read the file again, record that, and reply."""
@@ -323,6 +394,9 @@ class Supervisor:
             self._failure = "\n".join(f"{problem.path}: {problem.message}" for problem in report.problems)
             self._stop.set()
         else:
+            models = f"{len(report.models)} model{'' if len(report.models) == 1 else 's'}"
+            self._status = f"serving {models} at {address}"
+            self._service.ready(self._status)
             self._on_ready(report, address)
 
     def _on_engine_state(self, state: wire.State) -> None:
@@ -337,7 +411,8 @@ class Supervisor:
             self._stop.set()
         elif not is_up:
             detail = state.detail if state.state == "loading" else f"{state.state}, {state.detail}"
-            self._progress(f"{state.model}: {detail}")
+            self._loading[state.model] = detail
+            self._show(f"{state.model}: {detail}")
 
     def _may_start_without(self, upstream: str) -> bool:
         """Return whether the gateway serves others while an upstream's model cannot be loaded.
@@ -387,6 +462,7 @@ class Supervisor:
         self._drained = GatewayDrained(time.time() if is_drained else None)
         self._workers.drain(self._drained)
         logger.info(DRAINED if is_drained else UNDRAINED, extra=WRITE_ALWAYS)
+        self._service.show(self._service_status)
 
 
 def _open_state(

@@ -13,8 +13,8 @@ import select
 import shutil
 import signal
 import socket
-import ssl
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
@@ -27,6 +27,7 @@ import uvicorn
 import uvloop
 
 from gateway.api.operators.additions import AdditionsClient
+from gateway.api.server.client_tls import verify_mode
 from gateway.api.server.connection_limit import connections_within_files
 from gateway.api.server.http_protocol import bounded_protocol
 from gateway.app import Application, Collaborators, build, start_tasks
@@ -35,10 +36,10 @@ from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config, ListenerTls
 from gateway.declared.additions import Edit, Listing
 from gateway.declared.host import HostCommand, HostResult
-from gateway.events import Event, GatewayDrained, ProcessRestarted, UpstreamJudged
+from gateway.events import Event, GatewayDrained, ModelSummary, ProcessRestarted, UpstreamJudged
 from gateway.processes import messages
 from gateway.processes.listeners import join_port
-from gateway.processes.messages import CanaryWithdrawn, ModelSummary, WorkerBoot, WorkerReady
+from gateway.processes.messages import CanaryWithdrawn, WorkerBoot, WorkerReady
 from gateway.processes.notices import notice_of
 from gateway.telemetry.access_log import LOGGED, log_change
 from gateway.telemetry.log_lines import CallLines, call_lines, write_lines
@@ -55,6 +56,7 @@ HEARTBEAT_EVERY_S = 1.0
 # Longer than any sensible client's keep-alive pool keeps an idle connection.
 KEEP_ALIVE_S = 75
 READY_POLL_S = 0.05
+STARTING_EVERY_S = 2.0
 # A request creates hundreds of objects and hardly any cycles. The default would collect on every second one.
 GC_THRESHOLD = 5_000
 ABANDON_S = 1.0
@@ -193,7 +195,6 @@ class DrainingServer(uvicorn.Server):
             return
         loop = asyncio.get_event_loop()
         self._stopping = loop.create_task(self._drain())
-        logger.info("stopping")
 
     async def _drain(self) -> None:
         in_flight = self._application.in_flight
@@ -324,19 +325,24 @@ def _tls_options(tls: ListenerTls) -> dict[str, Any]:
         "ssl_certfile": tls.certificate,
         "ssl_keyfile": tls.private_key,
         "ssl_ca_certs": tls.client_ca,
-        "ssl_cert_reqs": ssl.CERT_REQUIRED if tls.client_ca else ssl.CERT_NONE,
+        "ssl_cert_reqs": verify_mode(tls),
     }
 
 
 async def _report_ready(application: Application, link: ParentLink, server: uvicorn.Server) -> None:
     gateway = application.gateway
+    report_s = time.monotonic()
     # Polled, and only while starting, so that the prober need not signal each replica's first attempt.
-    while not (  # noqa: ASYNC110
+    while not (
         server.started
         and application.groups.is_settled
         and all(upstream.startup_done for upstream in gateway.upstreams.values())
     ):
         await asyncio.sleep(READY_POLL_S)
+        if time.monotonic() >= report_s:
+            report_s += STARTING_EVERY_S
+            waiting = [name for name, upstream in gateway.upstreams.items() if not upstream.startup_done]
+            link.send(messages.Starting(tuple(waiting)))
     config, added = gateway.serving.config, application.added_models
     of_file = msgspec.structs.replace(
         config, models={name: model for name, model in config.models.items() if name not in added}

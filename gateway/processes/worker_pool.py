@@ -126,6 +126,9 @@ class WorkerPool:
         # Canaries that a worker has withdrawn since they were put back, by model.
         self._withdrawn: dict[str, messages.CanaryWithdrawn] = {}
         self._drained = GatewayDrained()
+        # When each worker was last heard of, on the clock of the loop; what it waits for while it starts.
+        self._heard_s: dict[int, float] = {}
+        self._waiting: dict[int, tuple[str, ...]] = {}
         self.all_ready = asyncio.Event()
 
     def start(self, number_of_workers: int) -> list[asyncio.Task[None]]:
@@ -173,6 +176,18 @@ class WorkerPool:
         sent = [worker for worker, child in enumerate(self._children) if child.send(line)]
         progress = self._updates[number] = ConfigProgress(sent)
         return progress
+
+    def responds(self, within_s: float) -> bool:
+        """Return whether any worker has sent a message within a time."""
+        now_s = asyncio.get_running_loop().time()
+        return any(now_s - heard_s <= within_s for heard_s in self._heard_s.values())
+
+    @property
+    def waiting(self) -> tuple[str, ...] | None:
+        """Upstreams that workers which start wait for; None if none of them has reported yet."""
+        if not self._waiting:
+            return None
+        return tuple(sorted({name for names in self._waiting.values() for name in names}))
 
     def drain(self, drained: GatewayDrained) -> None:
         """Have every worker report that this gateway is drained, or no longer is."""
@@ -236,12 +251,10 @@ class WorkerPool:
 
     def _on_line(self, worker: int, line: bytes) -> None:
         self._heartbeats[worker].record()
+        self._heard_s[worker] = asyncio.get_running_loop().time()
         match msgspec.json.decode(line, type=messages.ToParent):
-            case messages.WorkerReady() as report:
-                self._ready.add(worker)
-                if not self.all_ready.is_set() and len(self._ready) == len(self._children):
-                    self.all_ready.set()
-                    self._on_ready(report)
+            case messages.Starting() | messages.WorkerReady() as report:
+                self._on_start(worker, report)
             case messages.ConfigAck(number, problem):
                 self._updates.get(number, ConfigProgress(())).record_applied(worker, problem)
             case messages.ConfigDrained(number):
@@ -252,6 +265,16 @@ class WorkerPool:
                 self._on_withdrawn(withdrawn)
             case messages.Request() as request:
                 self._on_request(worker, request)
+
+    def _on_start(self, worker: int, report: messages.Starting | messages.WorkerReady) -> None:
+        if isinstance(report, messages.Starting):
+            self._waiting[worker] = report.waiting
+            return
+        self._waiting[worker] = ()
+        self._ready.add(worker)
+        if not self.all_ready.is_set() and len(self._ready) == len(self._children):
+            self.all_ready.set()
+            self._on_ready(report)
 
     def _on_space_reply(self, number: int, problems: tuple[Problem, ...]) -> None:
         waiter = self._space_replies.get(number)
@@ -269,6 +292,7 @@ class WorkerPool:
             progress.record_applied(worker)
             progress.record_drained(worker)
         self._heartbeats[worker].reset()
+        self._heard_s.pop(worker, None)
         if self._resources.metrics_folder is not None:
             forget_worker(self._resources.metrics_folder, worker)
         self._restarts.record(name, reason, how)

@@ -8,7 +8,7 @@ Invariant: a settlement stays here until the store has confirmed it.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -141,6 +141,8 @@ class Account:
         self._is_enqueued = False
         self._sent: SentBatch | None = None
         self._has_more = False
+        # True once a request had an end user.
+        self._has_end_users = False
         # How far the store's clock is ahead of this gateway's.
         self._clock_offset_us = 0
         # Completed by the next reply, with its error or None.
@@ -161,6 +163,7 @@ class Account:
 
         Raises: StoreUnavailable; a reserve that the store may have received is then refunded.
         """
+        self._has_end_users |= request.end_user is not None
         pending = PendingReserve(request, asyncio.get_running_loop().create_future())
         self._reserves.append(pending)
         self.enqueue()
@@ -222,12 +225,11 @@ class Account:
             "reserves": [pending.pack(limits) for pending in reserves],
             "limits": [limit_argument(limit) for limit in limits],
         }
-        requests = [settlement.request for settlement in settlements]
-        places = _places_of((*requests, *(pending.request for pending in reserves)), limits)
-        if places:
-            argument |= {"user_limits": usage_keys[user_limits_key(self._tenant)], "places": places}
-        if any(request.end_user is not None for request in requests):
+        if self._has_end_users:
+            requests = [each.request for each in settlements] + [each.request for each in reserves]
             argument["users_ttl"] = USERS_KEPT_DAYS * DAY_S
+            if places := _places_of(requests):
+                argument |= {"user_limits": usage_keys[user_limits_key(self._tenant)], "places": places}
         self._is_enqueued, self._sent = False, SentBatch(tuple(limits), settlements, reserves)
         self._has_more = bool(self._reserves) or len(settlements) == SETTLES_MAX
         return [*keys, *usage_keys], ENCODER.encode(argument)
@@ -282,12 +284,13 @@ class Account:
         return self._now_us() if self._now_us else time.time_ns() // 1000
 
 
-def _places_of(requests: Sequence[QuotaRequest], limits: Iterable[Limit]) -> int:
-    """Return the number of limits of end users that are counted one by one; 0 if there are none in a call."""
-    if not any(limit.is_end_users for limit in limits):
-        return 0
+def _places_of(requests: Sequence[QuotaRequest]) -> int:
+    """Return the number of limits of end users that are counted one by one; 0 if the requests have none."""
     return max(
-        request.end_user.most * sum(limit.is_end_users for limit in request.limits)
-        for request in requests
-        if request.end_user is not None
+        (
+            request.end_user.most * sum(limit.is_end_users for limit in request.limits)
+            for request in requests
+            if request.end_user is not None
+        ),
+        default=0,
     )

@@ -91,20 +91,25 @@ class CountsFolder:
 
     def acquire(self) -> bool:
         """Take the lock; return False if another process has it or the folder cannot be used."""
+        problem = self.take_lock()
+        if problem:
+            self.log(problem)
+        return not problem
+
+    def take_lock(self) -> str:
+        """Take the lock; return why that is not possible, or nothing."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
         except OSError as error:
-            self.log(f"{self.path} cannot be used: {error.strerror}")
-            return False
+            return f"{self.path} cannot be used: {error.strerror}"
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
-            self.log(f"another gateway keeps its quotas in {self.path}")
-            return False
+            return f"another gateway keeps its quotas in {self.path}"
         self._lock = lock
-        return True
+        return ""
 
     def release(self) -> None:
         """Release the lock."""

@@ -113,6 +113,7 @@ class QuotaRequest(msgspec.Struct, frozen=True):
             calendar=calendar,
             retry_after_s=min(exact_s, RETRY_AFTER_MAX_S),
             headers=headers,
+            wait_us=wait_us,
         )
 
 
@@ -344,7 +345,8 @@ class MemoryLedger(Ledger):
         """Take a cost from all limits, or from none. Raises: QuotaExceeded, RequestExceedsLimit."""
         now_us = self._now()
         self._expire(now_us)
-        counted = self._counted(request, now_us)
+        user = request.end_user
+        counted = request.limits if user is None else self._counted(request, user, now_us)
         meters = [self._meter(request.tenant, limit) for limit in counted]
         if request.id in self._open:
             return Reservation(request, _statuses(request, meters, now_us))
@@ -366,7 +368,7 @@ class MemoryLedger(Ledger):
             request if counted is request.limits else _with(request, counted),
         )
         heappush(self._expiries, (now_us + request.expires_us, self._number, request.id))
-        if request.end_user is not None:
+        if user is not None:
             self._keep_user_limits(request, meters, now_us)
         return Reservation(request, _statuses(request, meters, now_us), over=over, at_us=now_us)
 
@@ -481,11 +483,9 @@ class MemoryLedger(Ledger):
         users = self._users.get((tenant, day))
         return {} if users is None else users.counts
 
-    def _counted(self, request: QuotaRequest, now_us: int) -> Sequence[Limit]:
+    def _counted(self, request: QuotaRequest, user: EndUser, now_us: int) -> Sequence[Limit]:
         """Return the limits that a request takes from: of all others, if there are too many end users."""
-        if request.end_user is None:
-            return request.limits
-        counted, as_new = self._user_limits.counted(request.tenant, request.limits, request.end_user, now_us)
+        counted, as_new = self._user_limits.counted(request.tenant, request.limits, user, now_us)
         for limit in as_new:
             self._meters.pop((request.tenant, limit), None)
         return counted

@@ -58,7 +58,11 @@ local function field_of(limit)
   taken = taken or redis.call('ZCARD', user_limits)
   local field = limit.f
   if taken < argument.places then taken = taken + 1 else field = limit.o end
-  states[field] = state_of(field) or new_state(limit)
+  if not state_of(field) then
+    states[field] = new_state(limit)
+    -- Reservations up to this one took from the state before it, which was forgotten.
+    states[field].c = number
+  end
   return field
 end
 
@@ -120,8 +124,8 @@ for _, settle in ipairs(argument.settles) do
       local limit = argument.limits[amounts[at]]
       local field = limit.o and record.p[limit.f] == nil and limit.o or limit.f
       local state, period = state_of(field), record.p[field]
-      -- An end user that was forgotten meanwhile has no state.
-      if state then
+      -- An end user that was forgotten meanwhile has no state, or a new one.
+      if state and not (state.c and record.n <= state.c) then
         if limit.k == 'rate' then
           local q, r, actual_q, actual_r = amounts[at + 2], amounts[at + 3], amounts[at + 5], amounts[at + 6]
           correct(state, record.n, difference(actual_q, actual_r, q, r, limit.a))

@@ -17,6 +17,7 @@ from gateway.events import (
     ConnectionFaulted,
     DescriptionRejected,
     Event,
+    GatewayReady,
     ModelStateReported,
     ReplicaChanged,
     ReplicaSlow,
@@ -164,6 +165,13 @@ def _fault_line(event: ConnectionFaulted) -> str:
     )
 
 
+def _ready_line(event: GatewayReady) -> str:
+    missing = [model.name for model in event.models if not model.operations]
+    note = f", not reached yet: {', '.join(missing)}" if missing else ""
+    names = ", ".join(model.name for model in event.models)
+    return f"ready at {event.url}, console at {event.console}; models: {names}{note}; key: {event.key}"
+
+
 def _budget_line(event: BudgetAlert) -> str:
     share = f"{event.spent / event.amount:.0%}"
     return f"tenant {event.tenant}: {share} of {event.budget} ({event.amount:g}) is spent or reserved"
@@ -257,6 +265,7 @@ FORMS: dict[type, EventForm] = {
     ),
     StoreLost: EventForm("store_lost", lambda _: logging.ERROR, _lost_line, StoreLost.__struct_fields__),
     AuditRecorded: EventForm("audit", lambda _: logging.INFO, _audit_line, AuditRecorded.__struct_fields__),
+    GatewayReady: EventForm("ready", lambda _: logging.INFO, _ready_line, GatewayReady.__struct_fields__),
     BudgetAlert: EventForm("budget", lambda _: logging.WARNING, _budget_line, BudgetAlert.__struct_fields__),
 }
 # Types of events that may have a line.

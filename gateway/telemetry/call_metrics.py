@@ -69,6 +69,9 @@ class CallMetrics:
         failures = create.counter(
             "tenant_failures", "Calls of a tenant that failed, by the kind of error.", ("tenant", "outcome")
         )
+        model_failures = create.counter(
+            "model_failures", "Calls of a model that failed, by the kind of error.", ("model", "outcome")
+        )
         decisions = create.counter(
             "quota_decisions", "Calls that the ledger admitted or refused.", ("tenant", "decision")
         )
@@ -91,6 +94,7 @@ class CallMetrics:
             )
         )
         self._failures = Children[tuple[str, str], Counter](lambda key: failures.labels(*key))
+        self._model_failures = Children[tuple[str, str], Counter](lambda key: model_failures.labels(*key))
         self._decisions = Children[tuple[str, str], Counter](lambda key: decisions.labels(*key))
         # Tenants with series of their own.
         self._tenants: set[str] = set()
@@ -126,6 +130,8 @@ class CallMetrics:
             computed.inc(tokens)
             inputs.inc(sum([call.inputs for call in calls]))
             tenant_calls.inc(count)
+            if first.outcome != "ok":
+                self._model_failures[first.model, first.outcome].inc(count)
             durations += self._model_duration[first.model], self._tenant_duration[tenant]
         observe_in_each(durations, [call.duration_s for call in calls])
         if self._links_traces:

@@ -9,16 +9,17 @@ from gateway.telemetry.instruments import MetricFactory
 
 # Bytes that the fullest server of the store uses, and its bound; 0 where that is not known.
 ReadMemory = Callable[[], tuple[int, int]]
+# Digest of the configuration in use, in hexadecimal digits; empty if it is not known.
+ReadDigest = Callable[[], str]
 
 
 class Configured(msgspec.Struct, frozen=True):
     """Facts of one configuration.
 
-    digest: as `config_digest` returns it. prices: of one token, by model. certificates: their ends in seconds
+    prices: of one token, by model. certificates: their ends in seconds
     since 1970, by their place in the configuration.
     """
 
-    digest: str = ""
     currency: str = ""
     prices: Mapping[str, float] = {}
     certificates: Mapping[str, float] = {}
@@ -28,6 +29,7 @@ class ConfigMetrics:
     """Gauges of the version, of the configuration, and of the store's memory."""
 
     def __init__(self, create: MetricFactory) -> None:
+        self.read_digest: ReadDigest = str
         build = create.gauge("build_info", "1, with the running version.", ("version",), "livemax")
         build.labels(__version__).set(1)
         self._digest = create.gauge(
@@ -51,7 +53,6 @@ class ConfigMetrics:
 
     def show(self, configured: Configured) -> None:
         """Show the facts of a configuration."""
-        self._digest.set(int(configured.digest or "0", 16))
         prices = {(model, configured.currency): price for model, price in configured.prices.items()}
         self._prices.keep_only(prices)
         for labels, price in prices.items():
@@ -61,7 +62,8 @@ class ConfigMetrics:
             self._ends.show((place,), end_s)
 
     def refresh(self, read: ReadMemory) -> None:
-        """Read the memory of the store into the gauges."""
+        """Read the memory of the store and the digest of the configuration into the gauges."""
+        self._digest.set(int(self.read_digest() or "0", 16))
         used, bound = read()
         self._used.set(used)
         self._bound.set(bound)

@@ -179,8 +179,8 @@ class RecentCall(msgspec.Struct, frozen=True):
     attempts: int = 0
     upstream_status: str | None = None
     upstream_words: str | None = None
-    gateway: str | None = None
     end_user: str | None = None
+    gateway: str | None = None
 
 
 class RecentCalls:
@@ -234,7 +234,7 @@ class RecentCalls:
         return [file for file in self._folder.glob(f"{FILE_PREFIX}*.json") if file != self._file]
 
 
-# Of an event, what a recent call repeats.
+# Of an event, what a recent call repeats: all between its time and its gateway.
 _REPEATED = attrgetter(*RecentCall.__struct_fields__[1:-1])
 
 

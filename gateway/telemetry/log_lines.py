@@ -237,16 +237,19 @@ def _is_unfiltered(record: logging.LogRecord) -> bool:
 def write_lines(settings: Logs) -> None:
     """Write the log lines of this process to its standard error; replaces an earlier setup."""
     handler = FloodHandler(sys.stderr)
-    handler.setFormatter(TextLines() if _as_text(settings) else JsonLines())
+    handler.setFormatter(TextLines() if is_text(settings) else JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    # Python's own warnings become lines too.
+    logging.captureWarnings(capture=True)
 
 
 def call_lines(settings: Logs) -> CallLines:
     """Return the writer of this process' call lines."""
-    return CallLines(sys.stderr, as_text=_as_text(settings))
+    return CallLines(sys.stderr, as_text=is_text(settings))
 
 
-def _as_text(settings: Logs) -> bool:
+def is_text(settings: Logs) -> bool:
+    """Return whether log lines are text for people; without a terminal they are JSON."""
     return settings.format == "text" or (settings.format == "auto" and sys.stderr.isatty())
 
 

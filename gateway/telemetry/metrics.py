@@ -45,6 +45,7 @@ from gateway.events import (
     StoreChanged,
     StoreLost,
     UpstreamJudged,
+    UpstreamLimited,
     UpstreamTried,
 )
 from gateway.telemetry.call_metrics import (
@@ -57,10 +58,11 @@ from gateway.telemetry.call_metrics import (
     ReadBatches,
     StoreMetrics,
 )
-from gateway.telemetry.config_metrics import ConfigMetrics
+from gateway.telemetry.config_metrics import ConfigMetrics, ReadDigest
 from gateway.telemetry.instruments import MetricFactory
 from gateway.telemetry.upstream_metrics import (
     GroupMetrics,
+    LimitMetrics,
     LoadMetrics,
     ModelMetrics,
     Sources,
@@ -117,7 +119,7 @@ class Metrics:
         # Every worker receives the reports of the same models: only one counts them.
         self._models = ModelMetrics(create, counts=worker in {None, 0})
         self._cache = CacheMetrics(create)
-        self._budgets = BudgetMetrics(create)
+        self._budgets, self._limits = BudgetMetrics(create), LimitMetrics(create)
         self._groups = GroupMetrics(create)
         self._stored = StoreMetrics(create)
         self._batches = BatchMetrics(create)
@@ -137,6 +139,7 @@ class Metrics:
             ConnectionFaulted: self._loads.count_fault,
             DescriptionRejected: self._loads.count_rejection,
             SpaceChecked: self._loads.count_space,
+            UpstreamLimited: self._limits.count,
             UpstreamTried: self._groups.count_call,
             UpstreamJudged: self._groups.show_standing,
             CanaryCompared: self._groups.count_comparison,
@@ -159,6 +162,10 @@ class Metrics:
     def watch_batches(self, read: ReadBatches) -> None:
         """Set the source of the state of batches."""
         self._read_batches = read
+
+    def watch_configuration(self, read_digest: ReadDigest) -> None:
+        """Set the source of the digest of the configuration."""
+        self._config.read_digest = read_digest
 
     async def refresh_forever(self) -> None:
         """Write this worker's gauges for the other workers every REFRESH_S."""
@@ -230,6 +237,7 @@ class Metrics:
         self._loads.refresh(self._sources)
         self._cache.refresh(self._sources.cache)
         self._budgets.refresh(self._sources.budgets)
+        self._limits.refresh(self._sources.limits())
         self._stored.refresh(self._sources.stored)
         self._batches.refresh(self._read_batches)
         self._config.refresh(self._sources.store_memory)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gateway.config.schema import LimitAmount
+
 
 class Durations(msgspec.Struct, frozen=True):
     """Histogram of durations since the start.
@@ -21,8 +23,19 @@ class Durations(msgspec.Struct, frozen=True):
     sum_s: float = 0.0
 
 
+class UpstreamLimitStatus(msgspec.Struct, frozen=True):
+    """Limit of an upstream's account. used_ratio: used share of it, as a worker last saw it."""
+
+    name: str
+    amount: LimitAmount
+    used_ratio: float = 0.0
+
+
 class LaneStatus(msgspec.Struct, frozen=True):
-    """Queue in front of one upstream, and the batches in flight behind it. attempts: since the start."""
+    """Queue in front of one upstream, and the batches in flight behind it. attempts: since the start.
+
+    limits: of the upstream's account. limited: requests since the start for which it had no room.
+    """
 
     upstream: str
     queued_inputs: int
@@ -31,6 +44,8 @@ class LaneStatus(msgspec.Struct, frozen=True):
     in_flight_batches: int
     window_batches: int
     attempts: Durations
+    limits: tuple[UpstreamLimitStatus, ...] = ()
+    limited: int = 0
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True):

@@ -43,6 +43,12 @@ class AttemptRecord:
         if replica not in self.replicas and len(self.replicas) < REPLICAS_MAX:
             self.replicas = (*self.replicas, replica)
 
+    def withdraw(self) -> None:
+        """Take back the last attempt, which sent nothing."""
+        self.attempts -= 1
+        if not self.attempts:
+            self.replicas = ()
+
     def share_tokens(self) -> None:
         """Record that the tokens of the call are a share of those of an upstream request."""
         self.shares_tokens = True

@@ -18,6 +18,7 @@ from gateway.events import (
     ReplicaChanged,
     SpaceChecked,
     UpstreamJudged,
+    UpstreamLimited,
     UpstreamTried,
 )
 from gateway.telemetry.call_metrics import ReadBudgets, ReadCache, ReadStored, StoredCounts
@@ -38,13 +39,51 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
     slowness: float = 1.0
 
 
+class LimitShare(msgspec.Struct, frozen=True):
+    """Used share of one limit of an upstream's account, reservations included."""
+
+    upstream: str
+    limit: str
+    share: float
+
+
+class LimitMetrics:
+    """Limits of the accounts of upstreams."""
+
+    def __init__(self, create: MetricFactory) -> None:
+        self._refused = create.counter(
+            "upstream_limited",
+            "Requests that waited or moved: the upstream's account had no room.",
+            ("upstream",),
+        )
+        self._used = create.live(
+            create.gauge(
+                "upstream_limit_used_ratio",
+                "Used share of a limit of an upstream's account.",
+                ("upstream", "limit"),
+                "livemax",
+            )
+        )
+
+    def count(self, event: UpstreamLimited) -> None:
+        """Count a request that was not sent."""
+        self._refused.labels(event.upstream).inc()
+
+    def refresh(self, shares: Iterable[LimitShare]) -> None:
+        """Read the limits into the gauge."""
+        found = {(share.upstream, share.limit): share.share for share in shares}
+        self._used.keep_only(found)
+        for labels, share in found.items():
+            self._used.show(labels, share)
+
+
 class Sources(msgspec.Struct, frozen=True):
     """Values that are read only when metrics are collected.
 
     lanes, engines: by upstream. in_flight: number of calls, and bytes of their bodies. cache: bytes and
     evictions. budgets: spent shares. judged: models that have several upstreams, with each of these. stored:
     numbers of stored keys and tenants. configured: facts of the configuration, which do not change before the
-    next one. store_memory: of the shared store.
+    next one. store_memory: of the shared store. limits: used shares of the accounts of upstreams.
     """
 
     lanes: Mapping[str, Callable[[], LaneBacklog]] = {}
@@ -57,6 +96,7 @@ class Sources(msgspec.Struct, frozen=True):
     stored: ReadStored = StoredCounts
     configured: Configured = Configured()
     store_memory: ReadMemory = lambda: (0, 0)
+    limits: Callable[[], Iterable[LimitShare]] = tuple
 
 
 class LoadMetrics:

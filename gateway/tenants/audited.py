@@ -10,11 +10,16 @@ from gateway.audit.records import Actor, AuditRecord, ChangedField, changed_fiel
 from gateway.config.schema import TenantConfig
 from gateway.tenants.keyring import StoredKey
 
+# In place of a digest that was replaced by another one.
+REPLACED = "(another key)"
+
 
 def tenant_fields(settings: TenantConfig) -> dict[str, Any]:
     """Return the settings by name, with each limit by its own; without keys, which are stored apart."""
     fields = msgspec.to_builtins(settings)
     fields.pop("keys")
+    # None is shown as not set.
+    fields["certificates"] = fields["certificates"] or None
     limits = {f"limits.{name}": amount for name, amount in fields.pop("limits").items()}
     of_models = {
         f"model_limits.{model}.{name}": amount
@@ -62,6 +67,16 @@ def tenant_removed(
 def key_created(key: StoredKey, by: Actor) -> list[AuditRecord]:
     """Return the record of a new key."""
     return [new_record(by, "create", f"key/{key.id}", changed_fields({}, key_fields(key)))]
+
+
+def key_put(before: StoredKey | None, key: StoredKey, by: Actor) -> list[AuditRecord]:
+    """Return the record of a key that was created, or takes the place of another one of its id."""
+    if before is None:
+        return key_created(key, by)
+    changes = changed_fields(key_fields(before), key_fields(key))
+    if before.digest != key.digest:
+        changes.insert(0, ChangedField("key", REPLACED, REPLACED))
+    return [new_record(by, "change", f"key/{key.id}", changes)]
 
 
 def key_revoked(id_: str, key: StoredKey | None, by: Actor) -> list[AuditRecord]:

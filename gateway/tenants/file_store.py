@@ -24,7 +24,14 @@ from gateway.config import schema as config
 from gateway.config.schema import AuditSettings
 from gateway.config.state_folder import make_private_folder, open_private, replace_private
 from gateway.store.errors import StoreUnavailable
-from gateway.tenants.audited import key_created, key_revoked, key_rotated, tenant_put, tenant_removed
+from gateway.tenants.audited import (
+    key_created,
+    key_put,
+    key_revoked,
+    key_rotated,
+    tenant_put,
+    tenant_removed,
+)
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.store import (
     KeyCreation,
@@ -32,6 +39,7 @@ from gateway.tenants.store import (
     KeyRotation,
     ObserveRecord,
     SettingsChange,
+    SettingsCheck,
     StoreState,
     Succession,
     TenantChange,
@@ -92,6 +100,17 @@ class FileTenantStore:
             return creation, key_created(key, by) if is_new else ()
 
         return await self._change(add)
+
+    async def put_key(self, key: StoredKey, before: StoredKey | None, *, by: Actor) -> bool:
+        """Add a key, or replace the one of the same id; return False if that is not the one before."""
+
+        def put(content: _Content) -> tuple[bool, Sequence[AuditRecord]]:
+            if content.keys.get(key.id) != before:
+                return False, ()
+            content.keys[key.id] = key
+            return True, key_put(before, key, by)
+
+        return await self._change(put)
 
     async def revoke(self, id_: str, *, by: Actor, is_kept: bool = False) -> bool:
         """Remove a key; return False if there is none of that id. A file is not lost: no key is kept."""
@@ -155,10 +174,12 @@ class FileTenantStore:
 
         return await self._change(put)
 
-    async def remove_tenant(self, name: str, *, by: Actor) -> bool:
-        """Remove a tenant with its keys. Return False if neither exists."""
+    async def remove_tenant(self, name: str, *, by: Actor, check: SettingsCheck | None = None) -> bool:
+        """Remove a tenant with its keys. Return False if neither exists. Raises: as the check."""
 
         def remove(content: _Content) -> tuple[bool, Sequence[AuditRecord]]:
+            if check is not None:
+                check(content.tenants.get(name))
             owned = sorted(id_ for id_, key in content.keys.items() if key.tenant == name)
             for id_ in owned:
                 del content.keys[id_]

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -17,8 +17,10 @@ import msgspec
 
 from backends.contract import Operation
 from gateway.config import schema as config
+from gateway.config.certificate_entries import canonical_entry
 from gateway.errors import GatewayError, QuotaUnavailable, ScopeForbidden, TenantUnknown, Unauthenticated
 from gateway.quotas.limits import Limit, is_batch_limit, parse_limit
+from gateway.tenants.client_certificate import ClientCertificate, digest_of_entry, id_of
 
 # Tenant of the first key, which is generated or taken from GATEWAY_API_KEY if no tenant is configured.
 FIRST_TENANT = "default"
@@ -159,6 +161,7 @@ class Keyring:
         now_s: Callable[[], float] = time.time,
         *,
         operators: Iterable[str | config.Key] = (),
+        operator_certificates: Sequence[str] = (),
         has_store: bool = False,
     ) -> None:
         self._now_s = now_s
@@ -178,16 +181,21 @@ class Keyring:
         self._use_day = ""
         self._stored_ids: Mapping[str, str] = {}
         self._has_warned_of_end = False
+        # Entries of client certificates that several stored tenants list.
+        self._shared_entries: Collection[str] = frozenset()
         self._stored_keys: tuple[StoredKey, ...] = ()
         self._stored_tenants: Mapping[str, config.TenantConfig] = {}
         self._first = first_key
         self._tenants = tenants
-        self.replace_configured(tenants, operators)
+        self.replace_configured(tenants, operators, operator_certificates)
 
     def replace_configured(
-        self, tenants: Mapping[str, config.TenantConfig], operators: Iterable[str | config.Key] = ()
+        self,
+        tenants: Mapping[str, config.TenantConfig],
+        operators: Iterable[str | config.Key] = (),
+        operator_certificates: Sequence[str] = (),
     ) -> None:
-        """Replace the tenants and keys of router.yaml.
+        """Replace the tenants, keys and certificates of router.yaml.
 
         The first key is valid only while router.yaml has no tenant.
         """
@@ -203,6 +211,7 @@ class Keyring:
         self._keys += [
             msgspec.structs.replace(key, scopes=key.scopes or OPERATOR_SCOPES) for key in operator_keys
         ]
+        self._operator_certificates = operator_certificates
         self._rebuild()
 
     @property
@@ -297,6 +306,28 @@ class Keyring:
             self._note_use(digest)
         return tenant
 
+    def identify_certificate(self, certificate: ClientCertificate) -> Tenant:
+        """Return the owner of a verified client certificate: the tenant that lists one of its entries.
+
+        Raises: Unauthenticated; QuotaUnavailable if its tenant may be in the store, which is down.
+        """
+        found = [self._certificates[entry] for entry in certificate.entries if entry in self._certificates]
+        names = {owner.name for owner in found}
+        if len(names) > 1:
+            raise Unauthenticated("several tenants list this client certificate; ask the operator")
+        if not found and (self._store_unread or self._store_is_away):
+            message = "the store of tenants is unavailable, and this client certificate is not known"
+            raise QuotaUnavailable(message, retry_after_s=1)
+        if not found:
+            raise Unauthenticated(
+                f"no API key, and no tenant lists this client certificate, {certificate.fingerprint}: "
+                "send the header `Authorization: Bearer <key>`"
+            )
+        # A connection may outlive its certificate.
+        if certificate.expires_s <= self._now_s():
+            raise Unauthenticated("this client certificate has expired: connect with a new one")
+        return found[0]
+
     def take_uses(self) -> dict[str, str]:
         """Return the stored keys that were used for the first time on a day, by id, and forget them."""
         day = self._today()
@@ -328,7 +359,7 @@ class Keyring:
             return _owner(settings, key)
         if key.tenant == OPERATORS:
             # They need no tenant, and without one there are no limits: they call no models.
-            scopes = tuple(scope for scope in key.scopes or () if scope in OPERATOR_SCOPES)
+            scopes = tuple(scope for scope in key.scopes or () if scope not in OPERATIONS)
             return _owner(config.TenantConfig(), msgspec.structs.replace(key, scopes=scopes))
         if self._store_unread or self._store_is_away:
             raise QuotaUnavailable("the store of tenants is unavailable, and this one is not known")
@@ -374,13 +405,15 @@ class Keyring:
         unlimited = config.TenantConfig()
         for key in configured:
             self._owners[key.digest] = key.digest, _owner(self._tenants.get(key.tenant, unlimited), key)
+        self._certificates = self._owners_by_entry(tenants)
         limits = [(owner.name, limit) for _, owner in self._owners.values() for limit in owner.limits]
         # The users of a tenant may have tokens only, and no key.
         limits += [
             (name, parse_limit(*limit)) for name, each in tenants.items() for limit in each.limits.items()
         ]
         self.budgets = frozenset((name, limit) for name, limit in limits if limit.unit == "budget")
-        self._by_id = {(owner.name, owner.key_id): owner for _, owner in self._owners.values()}
+        owners = [owner for _, owner in self._owners.values()]
+        self._by_id = {(owner.name, owner.key_id): owner for owner in (*self._certificates.values(), *owners)}
         before = _ids_by_tenant(self._without_tenant.values())
         self._without_tenant = {key.digest: key for key in self._stored_keys if key.tenant not in tenants}
         for digest in known:
@@ -394,6 +427,30 @@ class Keyring:
         for tenant, ids in _ids_by_tenant(self._without_tenant.values()).items():
             if ids != before.get(tenant):
                 _warn_of_missing_tenant(tenant, ids)
+
+    def _owners_by_entry(self, tenants: Mapping[str, config.TenantConfig]) -> dict[str, Tenant]:
+        """Return the owners by the entries of client certificates; those of router.yaml take precedence.
+
+        An entry of several stored tenants identifies none of them.
+        """
+        of_file = {name: settings.certificates for name, settings in self._tenants.items()}
+        stored = {name: each.certificates for name, each in tenants.items() if name not in of_file}
+        names = _names_by_entry(stored) | _names_by_entry(of_file)
+        shared = {entry for entry, listing in names.items() if len(listing) > 1}
+        for entry in sorted(shared.difference(self._shared_entries)):
+            logger.warning(
+                "several tenants list %s, which identifies none: %s", entry, ", ".join(names[entry])
+            )
+        self._shared_entries = shared
+        owners = {
+            entry: _owner(tenants[listing[0]], _key_of_entry(entry, listing[0]))
+            for entry, listing in names.items()
+            if entry not in shared
+        }
+        for entry in map(canonical_entry, self._operator_certificates):
+            key = _key_of_entry(entry, OPERATORS, OPERATOR_SCOPES)
+            owners[entry] = _owner(config.TenantConfig(), key)
+        return owners
 
 
 def _refusal(key: StoredKey | None, *, may_be_stored: bool) -> GatewayError:
@@ -440,6 +497,20 @@ def _warn_of_missing_tenant(tenant: str, ids: Sequence[str]) -> None:
     logger.warning(
         "tenant %r is in neither router.yaml nor Redis, and its keys are refused: %s", tenant, names + more
     )
+
+
+def _names_by_entry(lists: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """Return the tenants that list each entry of client certificates, from their lists."""
+    names: dict[str, list[str]] = {}
+    for name, entries in lists.items():
+        for entry in dict.fromkeys(map(canonical_entry, entries)):
+            names.setdefault(entry, []).append(name)
+    return names
+
+
+def _key_of_entry(entry: str, tenant: str, scopes: tuple[str, ...] | None = None) -> StoredKey:
+    """Return what an entry of client certificates stands for, as if it were a key."""
+    return StoredKey(id_of(entry), digest_of_entry(entry), tenant, scopes=scopes)
 
 
 def _configured_key(tenant: str, key: str | config.Key, index: int) -> StoredKey:

@@ -4,6 +4,7 @@ Rule: every change writes a new version in the same step. By that one small read
 anything has changed, and if the store was emptied or restored from an older copy instead.
 """
 
+import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import Script, load_script
 from gateway.tenants.audited import (
     key_created,
+    key_put,
     key_revoked,
     key_rotated,
     tenant_fields,
@@ -34,6 +36,8 @@ logger = logging.getLogger("gateway")
 
 # Settings of a tenant, None before there is one, to its new settings. Raises: ValueError.
 SettingsChange: TypeAlias = Callable[[TenantConfig | None], TenantConfig]
+# Checks the settings of a tenant, None if there is none, before it is removed. Raises: as it likes.
+SettingsCheck: TypeAlias = Callable[[TenantConfig | None], None]
 # A stored key to the same key as it ends, and its successor. Raises: ValueError.
 Succession: TypeAlias = Callable[[StoredKey], tuple[StoredKey, StoredKey]]
 # Logs the record of a change that was made.
@@ -59,6 +63,12 @@ class KeyRotation(msgspec.Struct, frozen=True):
     before: StoredKey
     after: StoredKey
     successor: StoredKey
+
+
+def tag_of(settings: TenantConfig) -> str:
+    """Return the strong entity tag of stored settings."""
+    content = msgspec.json.encode(settings, order="deterministic")
+    return f'"{hashlib.sha256(content).hexdigest()[:32]}"'
 
 
 def merged(before: TenantConfig | None, patch: Mapping[str, Any]) -> TenantConfig:
@@ -167,6 +177,21 @@ class TenantStore:
         self._log(records if creation.is_created else ())
         return creation
 
+    async def put_key(self, key: StoredKey, before: StoredKey | None, *, by: Actor) -> bool:
+        """Add a key, or replace the one of the same id; return False if that is not the one before."""
+        value = msgspec.json.encode(key).decode()
+        for _ in range(CHANGE_ATTEMPTS):
+            stored = await self._client.execute("HGET", KEYS, key.id) or b""
+            if (_read_key(key.id, stored) if stored else None) != before:
+                return False
+            records = key_put(before, key, by)
+            removed, _ = await self._change(
+                KEYS, key.id, removal_of_key(key.id), records, value=value, expected=stored
+            )
+            if removed >= 0:
+                return True
+        raise _contended(f"the key {key.id!r}")
+
     async def revoke(self, id_: str, *, by: Actor, is_kept: bool = False) -> bool:
         """Remove a key; return False if there is none of that id.
 
@@ -253,11 +278,11 @@ class TenantStore:
                 return msgspec.structs.replace(changed, is_first=is_first)
         raise _contended(f"the tenant {name!r}")
 
-    async def remove_tenant(self, name: str, *, by: Actor) -> bool:
-        """Remove a tenant with its keys, which would be refused without it.
+    async def remove_tenant(self, name: str, *, by: Actor, check: SettingsCheck | None = None) -> bool:
+        """Remove a tenant with its keys, which would be refused without it. Raises: as the check.
 
         Return False if neither exists. A store that answers late removes them all the same: their record then
-        lacks what they were.
+        lacks what they were. With a check it removes nothing.
         """
         for _ in range(CHANGE_ATTEMPTS):
             argument: dict[str, Any] = {"version": _new_version(), "tenant": name, "kept": REMOVALS_KEPT_S}
@@ -266,8 +291,12 @@ class TenantStore:
                 argument["expected"] = _text(await self._client.execute("GET", VERSION) or b"")
                 stored = await self._client.execute("HGET", TENANTS, name)
                 settings = None if stored is None else _read_tenant(name, stored)
+                if check is not None:
+                    check(settings)
                 records = tenant_removed(name, settings, await self._ids_of(name), by)
             except StoreUnavailable:
+                if check is not None:
+                    raise
                 argument.pop("expected", None)
                 records = tenant_removed(name, None, (), by)
             argument["audit"] = self._audit.argument(records)

@@ -26,6 +26,9 @@ from gateway.events import ConnectionFaulted, Observe, UpstreamServer
 from gateway.lane.lane import Lane
 from gateway.lane.retries import LaneSettings
 from gateway.lane.slices import Bounds, ConfiguredBounds, bounds_of, tightest
+from gateway.lane.upstream_limits import UpstreamLimits
+from gateway.quotas.ledger import Ledger
+from gateway.quotas.limits import parse_limit
 from gateway.routing.discovery import Discovery, Resolver
 from gateway.routing.pool import Pool
 from gateway.routing.prober import ENGINE_PROBES, REMOTE_PROBES, ProbeIntervals, Prober, follow_model_state
@@ -85,8 +88,9 @@ class BatchBounds:
     Computes them again only when what is known of a replica has changed.
     """
 
-    def __init__(self, pool: Pool, settings: UpstreamSettings) -> None:
+    def __init__(self, pool: Pool, settings: UpstreamSettings, limits: UpstreamLimits | None = None) -> None:
         self._pool = pool
+        self._limits = limits
         # The engine cuts forward passes itself, by counts that it knows; here only upper bounds are known.
         tokens = None if settings.is_local else settings.request_tokens
         self._configured = ConfiguredBounds(settings.request_inputs, tokens, settings.request_bytes)
@@ -110,19 +114,23 @@ class BatchBounds:
             for capabilities, learned_bytes in self._known
             if capabilities is not None
         ]
-        return tightest(bounds) if bounds else Bounds()
+        found = tightest(bounds) if bounds else Bounds()
+        return found if self._limits is None else self._limits.bounded(found)
 
 
 class Dependencies(msgspec.Struct, frozen=True):
     """Collaborators that upstreams are created with.
 
-    fingerprints: store that gateways share, None without one.
+    fingerprints: store that gateways share, None without one. ledger: counts the limits of accounts, None
+    where none are. shadow: they refuse nothing.
     """
 
     open_replica: OpenReplica
     resolver: Resolver
     observe: Observe
     fingerprints: FingerprintStore | None = None
+    ledger: Ledger | None = None
+    shadow: bool = False
 
     def opener(self, upstream: str) -> ReplicaOpener:
         """Return the opener of one upstream's replicas."""
@@ -155,7 +163,8 @@ def create_upstream(
         hedge_share=settings.hedge_share,
         waits_for_loading=settings.when_loading == "wait",
     )
-    clock, bounds = asyncio.get_running_loop().time, BatchBounds(pool, settings)
+    limits = _limits_of(name, settings, dependencies)
+    clock, bounds = asyncio.get_running_loop().time, BatchBounds(pool, settings, limits)
     lanes: Lanes = {
         kind: Lane(
             pool,
@@ -164,11 +173,22 @@ def create_upstream(
             clock,
             bounds,
             inputs.count_few,
+            limits,
         )
         for kind in LOAD_KINDS
     }
     space = VectorSpace(name, settings, dependencies.fingerprints, observe)
-    return Upstream(name, settings, pool, lanes, space, inputs)
+    return Upstream(name, settings, pool, lanes, space, inputs, limits)
+
+
+def _limits_of(name: str, settings: UpstreamSettings, dependencies: Dependencies) -> UpstreamLimits | None:
+    """Return the limits of an upstream's account, None if it has none."""
+    if not settings.limits or dependencies.ledger is None:
+        return None
+    limits = [parse_limit(limit, amount) for limit, amount in settings.limits.items()]
+    return UpstreamLimits(
+        name, limits, dependencies.ledger, settings.attempt_timeout_s, shadow=dependencies.shadow
+    )
 
 
 def replica_places(settings: UpstreamSettings, engines: Mapping[str, str]) -> list[ReplicaAddress]:

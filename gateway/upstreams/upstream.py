@@ -15,6 +15,7 @@ from gateway.errors import GatewayError
 from gateway.events import LaneBacklog, ReplicaState
 from gateway.lane.lane import Lane
 from gateway.lane.slices import Bounds
+from gateway.lane.upstream_limits import UpstreamLimits
 from gateway.routing.pool import Pool
 from gateway.routing.replica import LoadKind, Replica, kind_of
 from gateway.routing.routes import Route
@@ -30,7 +31,10 @@ Lanes: TypeAlias = Mapping[LoadKind, Lane]
 
 
 class Upstream:
-    """Upstream of the config with its collaborators. lanes: one for each kind of batch."""
+    """Upstream of the config with its collaborators. lanes: one for each kind of batch.
+
+    limits: of its account, None without any.
+    """
 
     def __init__(
         self,
@@ -40,8 +44,10 @@ class Upstream:
         lanes: Lanes,
         space: VectorSpace,
         model_inputs: ModelInputs,
+        limits: UpstreamLimits | None = None,
     ) -> None:
         self.name = name
+        self.limits = limits
         self.settings = settings
         self.pool = pool
         self.lanes = lanes

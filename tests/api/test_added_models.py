@@ -3,9 +3,11 @@
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gateway.api.operators.additions import SETTINGS_BYTES_MAX, AdditionsClient
+from gateway.audit.records import GATEWAY
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.problems import Problem
 from gateway.declared.additions import AdditionInfo, Edit, Listing, Put, Remove
@@ -21,15 +23,20 @@ LISTING = Listing(
 
 
 class FakeParent:
-    """Parent that replies with one outcome and records the edits. Without an outcome it times out."""
+    """Parent that replies with one outcome. Without an outcome it times out.
+
+    edits: that it was sent, without their actors. actors: of these.
+    """
 
     def __init__(self, outcome: ReloadOutcome | None = None) -> None:
         self.edits: list[Edit] = []
+        self.actors: list[str] = []
         self._outcome = outcome
         self.adding = AdditionsClient(self._change, self._listing)
 
     async def _change(self, edit: Edit) -> ReloadOutcome:
-        self.edits.append(edit)
+        self.edits.append(msgspec.structs.replace(edit, by=GATEWAY))
+        self.actors.append(edit.by.name)
         if self._outcome is None:
             raise TimeoutError
         return self._outcome

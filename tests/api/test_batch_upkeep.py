@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,23 @@ async def test_forgets_uploads_of_killed_gateways(
         await asyncio.gather(upload_task, return_exceptions=True)
 
     assert json.loads((tmp_path / IDENTITY).read_bytes())
+
+
+async def test_time_without_progress_is_shown_until_the_batch_ends(boot: Boots, tmp_path: Path) -> None:
+    server = FakeTei()
+    release = hold(server)
+    async with boot(only(server), with_batches(tmp_path)) as gateway:
+
+        async def idle_s() -> float:
+            text = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
+            return float(re.findall(r"^gateway_batch_idle_seconds (\S+)$", text, re.MULTILINE)[0])
+
+        async def is_none_idle() -> bool:
+            return not await idle_s()
+
+        assert await is_none_idle()
+        batch = await submit(gateway, texts(5))
+        await until(idle_s)
+        release.set()
+        await ended(gateway, batch)
+        await until(is_none_idle)

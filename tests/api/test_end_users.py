@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,19 @@ import pytest
 from backends.tei_protos import tei_pb2 as pb
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
+from gateway.errors import QuotaExceeded
 from gateway.events import CallFinished
+from gateway.quotas.end_users import EndUser
 from gateway.quotas.kept_ledger import KeptLedger
-from gateway.quotas.ledger import MemoryLedger
+from gateway.quotas.ledger import MemoryLedger, QuotaRequest
+from gateway.quotas.limits import SECOND_US, Cost, Limit
+from gateway.quotas.local_share import LocalShare
 from gateway.telemetry.access_log import EventLine
 from gateway.telemetry.tracing import _attributes
 from gateway.tenants.end_users import digest_of_user, known_as, names_of
 from gateway.tenants.keyring import key_digest
 from tests.api.test_grpc import GRPC, grpc_gateway
+from tests.batches import line, run, servers, with_batches
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
 
@@ -175,6 +181,35 @@ async def test_metadata_of_an_rpc_names_its_end_user() -> None:
         )
         [event] = client.finished()
     assert "ann" == event.end_user
+
+
+async def test_a_line_of_a_batch_names_its_end_user(boot: Boots, tmp_path: Path) -> None:
+    async with boot(servers(), with_batches(tmp_path) + USERS) as gateway:
+        await run(gateway, line("1", "a", user="ann") + "\n" + line("2", "b"))
+        lines = [event for event in gateway.events if isinstance(event, CallFinished) and event.tokens]
+
+    assert {"ann", None} == {event.end_user for event in lines}
+
+
+async def test_a_share_of_an_outage_bounds_the_end_users() -> None:
+    local = LocalShare()
+    limit = Limit("requests", "hour", 2)
+    for number in range(20):
+        user = EndUser(f"user {number}", 3)
+        request = QuotaRequest(
+            str(number), "acme", (limit.for_end_user(user.name),), Cost(), SECOND_US, "bge", end_user=user
+        )
+        with suppress(QuotaExceeded):
+            local.settle(await local.reserve(request, 1), Cost(), "2026-11-28")
+    usage = local.take_usage()
+
+    # Three by name, and two of all others.
+    assert 5 == sum(each.cost.requests for each in usage)
+    assert {"user 0", "user 1", "user 2", "other"} == {
+        each.end_user.name for each in usage if each.end_user is not None
+    }
+    assert all(each.limits == () for each in usage)
+    assert 4 == len(local._ledger._meters)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ async def test_edits_go_to_the_parent(boot: Boots) -> None:
     assert [200, 200] == [drained.status_code, undrained.status_code]
     assert {"changes": [], "needs_restart": []} == drained.json()
     assert expected == parent.edits
+    assert ["first", "first"] == parent.actors
 
 
 @pytest.mark.parametrize(

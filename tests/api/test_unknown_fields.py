@@ -116,7 +116,7 @@ def test_every_body_has_a_twin_that_refuses_unknown_fields(struct: type[msgspec.
 async def test_unknown_fields_change_no_result() -> None:
     async with running_gateway(embedder_and_reranker()) as gateway:
         reply = await post(
-            gateway, "/v1/embeddings", encoded({"dimension": 3, "input": ["a", "b"], "x": [[{}]]})
+            gateway, "/v1/embeddings", b" \n" + encoded({"dimension": 3, "input": ["a", "b"], "x": [[{}]]})
         )
 
     assert_vectors(reply, "a", "b")

@@ -2,10 +2,16 @@
 
 from typing import Any
 
+import msgspec
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 
+from gateway.config.schema import Tracing
 from gateway.events import CallFinished
 from gateway.telemetry.access_log import call_line
+from gateway.telemetry.tracing import create_traces
 from tests.conftest import Boots, Running
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei, is_reference_texts
@@ -41,11 +47,29 @@ def last_call(gateway: Running) -> CallFinished:
 
 async def test_failed_call_has_its_replicas_and_the_words_of_the_upstream(boot: Boots) -> None:
     servers = {f"tei-{i}": failing(500, f"{CUDA} at '{SECRET}'") for i in range(2)}
-    async with boot(servers, TWO) as gateway:
+    exporter = InMemorySpanExporter()
+    traces = create_traces(Tracing(sample=1.0), SimpleSpanProcessor(exporter))
+    async with boot(servers, TWO, traces=traces) as gateway:
         reply = await gateway.post("/embed", {"inputs": SECRET})
         event = last_call(gateway)
+        spans = [span for span in exporter.get_finished_spans() if span.attributes is not None]
         recent = (await gateway.client.get("/admin/calls")).text
+    call = next(dict(span.attributes or {}) for span in spans if span.name == "POST /embed")
+    attempts = [dict(span.attributes or {}) for span in spans if span.kind is SpanKind.CLIENT]
 
+    words = f"{CUDA} at '[input]'"
+    assert event.replicas == call["gateway.replicas"]
+    assert (event.attempts, "500", words) == (
+        call["gateway.attempts"],
+        call["gateway.upstream.status"],
+        call["gateway.upstream.words"],
+    )
+    assert set(event.replicas) == {attempt["gateway.replica"] for attempt in attempts}
+    assert {("500", words)} == {
+        (attempt["gateway.upstream.status"], attempt["gateway.upstream.words"]) for attempt in attempts
+    }
+    listed = msgspec.json.decode(recent)["calls"][0]
+    assert (list(event.replicas), event.attempts) == (listed["replicas"], listed["attempts"])
     assert reply.status_code >= 400
     assert CUDA not in reply.text
     assert {"http://tei-0", "http://tei-1"} == set(event.replicas)

@@ -22,7 +22,9 @@ TLS_CONTEXT = httpx.create_ssl_context(trust_env=False)
 
 
 class Served:
-    """A gateway in a child process. banner: its standard output. log: lines of its standard error.
+    """A gateway in a child process. log: lines of its standard error. banner: its standard output.
+
+    Where lines are JSON, the banner is the line of the event `ready`.
 
     models: arguments of `serve` in place of the file, whose folder then only contains the state.
     command: in place of `python -m gateway serve`. folder: in which it is started.
@@ -109,12 +111,15 @@ class Served:
             self.banner += line
             if "curl " in line:
                 self._up.set()
-        self._up.set()
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
+            if '"event":"ready"' in line:
+                self.banner += line
+                self._up.set()
+        self._up.set()
 
 
 def _processes(parent: int) -> Iterator[tuple[int, str]]:
@@ -166,8 +171,9 @@ def repository() -> Path:
 
 @pytest.fixture(scope="module")
 def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Serve the project's own router.yaml."""
-    state = {"XDG_STATE_HOME": str(tmp_path_factory.mktemp("state"))}
-    gateway = Served(repository / "router.yaml", state).wait_until_up()
+    """Serve the project's own router.yaml, with lines and a banner for people."""
+    config = tmp_path_factory.mktemp("served") / "router.yaml"
+    config.write_text((repository / "router.yaml").read_text() + "\nlogs: {format: text}\n")
+    gateway = Served(config).wait_until_up()
     yield gateway
     gateway.stop()

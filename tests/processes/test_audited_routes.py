@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.slow
 A, B = "http://127.0.0.1:9", "http://127.0.0.1:10"
 CONFIG = """
 listen: 127.0.0.1:0
+reload: {{watch: true}}
+end_users: {{from: [user]}}
 quotas: {{store: "{store}"}}
 admin: {{keys: [{{digest: "{ops}", id: ops}}]}}
 batches: {{dir: "{folder}"}}
@@ -41,6 +44,7 @@ tenants: {{of-file: {{keys: ["{caller}"]}}}}
 """
 TEI = {"backend": "tei", "replicas": ["http://127.0.0.1:11"], "api_key": "Bearer ${UPSTREAM_SECRET}"}
 REPLICA = {"upstream": "one", "replica": A}
+FORGOTTEN = {"tenant": "of-file", "end_user": "jo@acme.example"}
 SECRET = "a-secret-of-an-upstream"
 
 
@@ -93,6 +97,9 @@ CHANGES = [
     Change("POST", "/admin/instances/{name:str}/restart", ("restart", "instance/i"), None, ("i",)),
     Change("DELETE", "/admin/instances/{name:str}", ("delete", "instance/i"), None, ("i",)),
     Change("POST", "/admin/registry", ("create", "checkpoint/org/y"), {"model_id": "org/y"}),
+    Change("POST", "/admin/drain", ("drain", "gateway/")),
+    Change("POST", "/admin/undrain", ("undrain", "gateway/")),
+    Change("POST", "/admin/usage/forget", ("forget", "tenant/of-file"), FORGOTTEN),
     Change("POST", "/admin/batches/{batch_id:str}/cancel", ("cancel", "batch/"), None, ("",)),
 ]
 # It compares vectors, and changes nothing.
@@ -119,6 +126,10 @@ class Audited:
         assert 200 == reply.status_code, reply.text
         found: list[Any] = reply.json()["data"]
         return found
+
+    def logged(self) -> list[Any]:
+        """Return the log lines of records."""
+        return [json.loads(line) for line in self.gateway.log if '"event":"audit"' in line]
 
     def key(self, id_: str) -> Any:
         """Return a key as it is listed."""
@@ -193,7 +204,7 @@ def test_the_table_has_every_route_that_changes_something() -> None:
 
 
 def test_every_change_has_one_record_without_secrets(audited: Audited) -> None:
-    secrets = [KEY, SECRET, "sha256", "caller"]
+    secrets = [KEY, SECRET, "sha256", "caller", FORGOTTEN["end_user"]]
     for number, change in enumerate(CHANGES):
         names = iter([audited.batch()] if change.names == ("",) else change.names)
         parts = [
@@ -230,8 +241,7 @@ def test_every_change_has_one_record_without_secrets(audited: Audited) -> None:
     ]
     text = json.dumps(records)
     assert [] == [secret for secret in secrets if secret in text]
-    logged = [json.loads(line) for line in audited.gateway.log if '"event":"audit"' in line]
-    assert sorted(record["id"] for record in records) == sorted(line["record"] for line in logged)
+    assert sorted(record["id"] for record in records) == sorted(line["record"] for line in audited.logged())
 
 
 def test_the_command_line_acts_as_user_and_host_and_shows_the_records(audited: Audited) -> None:
@@ -255,10 +265,28 @@ def test_the_command_line_acts_as_user_and_host_and_shows_the_records(audited: A
     assert [("create", "key/c2"), ("rotate", "key/c1"), ("create", "key/c1")] == [
         (record["action"], record["object"]) for record in map(json.loads, lines)
     ]
+    # The gateway logs what commands have done, once.
+    ids = {json.loads(line)["id"] for line in lines}
+    assert wait_until(lambda: ids <= {line["record"] for line in audited.logged()})
+    logged = [line["record"] for line in audited.logged()]
+    assert len(logged) == len(set(logged))
     table = audited.run("audit", "--limit", "4")
     assert "limits.tokens_per_day: not set -> 5" in table
     for secret in (key, successor):
         assert secret not in table
+
+
+def test_reloads_by_a_signal_and_by_the_file_are_recorded(audited: Audited) -> None:
+    audited.gateway.process.send_signal(signal.SIGHUP)
+    assert wait_until(lambda: audited.records("actor=SIGHUP&object=configuration"))
+    file = audited.folder / "router.yaml"
+    file.write_text(file.read_text() + "currency: EUR\n")
+    assert wait_until(lambda: audited.records("actor=file%20watch"))
+    [record] = audited.records("actor=file%20watch")
+    assert ("gateway", ["currency"]) == (
+        record["actor_kind"],
+        [change["field"] for change in record["changes"]],
+    )
 
 
 def test_changes_while_redis_is_away_are_copied_once(audited: Audited) -> None:

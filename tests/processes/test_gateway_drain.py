@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -41,6 +42,7 @@ class Stand(NamedTuple):
     second: Served
     grpc_port: int
     replicas: tuple[str, str]
+    second_file: Path
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
             path.write_text(CONFIG.format(store=redis.url, one=one, two=two, grpc=ports[-1]) + extra)
             gateways.append(Served(path).wait_until_up())
             resources.callback(gateways[-1].stop)
-        yield Stand(gateways[0], gateways[1], ports[0], (one, two))
+        yield Stand(gateways[0], gateways[1], ports[0], (one, two), folder / "router2.yaml")
 
 
 def run(gateway: Served, *words: str) -> subprocess.CompletedProcess[str]:
@@ -146,6 +148,11 @@ def test_the_fleet_names_the_setting_that_differs(stand: Stand) -> None:
     table = run(stand.first, "status", "--fleet").stdout
     assert "2 configurations" in table
     assert "differs in drain_s" in table
+
+    stand.second_file.write_text(stand.second_file.read_text() + "currency: EUR\n")
+    with stand.second.client() as client:
+        assert 200 == client.post("/admin/reload").status_code
+    assert wait_until(lambda: ["currency", "drain_s"] in [each["differs"] for each in fleet(stand.first)])
 
 
 def test_recent_calls_are_those_of_all_gateways(stand: Stand) -> None:

@@ -1,5 +1,6 @@
 """Several upstreams behind one model in a real gateway: refused at start and later, changed without loss."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -163,10 +164,11 @@ def test_the_banner_waits_for_the_spaces_that_gateways_share(servers: Servers, t
     redis = RedisServer(tmp_path)
     try:
         with servers.gateway(CANARY_AND_MIRROR, store=redis.url) as gateway:
-            banner = gateway.banner
+            ready = json.loads(gateway.banner)
     finally:
         redis.stop()
-    rows = [line for line in banner.splitlines() if "tei, " in line]
 
-    assert ["single", "tried", "mirrored"] == [row.split()[0] for row in rows]
-    assert "not reached yet" not in banner
+    assert [("single", "tei"), ("tried", "tei"), ("mirrored", "tei")] == [
+        (model["name"], model["backend"]) for model in ready["models"]
+    ]
+    assert all(model["operations"] for model in ready["models"])

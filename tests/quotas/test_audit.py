@@ -128,6 +128,17 @@ async def test_a_successor_may_do_the_same_for_as_long(audit: AuditInRedis, redi
     assert {"expires", "successor"} == {change.field for change in rotated.changes}
 
 
+async def test_revoking_a_key_that_was_lost_is_recorded_where_it_is_kept(
+    audit: AuditInRedis, redis: RedisServer
+) -> None:
+    async with opened(redis) as store:
+        assert not await store.revoke("unknown", by=OPERATOR)
+        assert not await store.revoke("lost", by=OPERATOR, is_kept=True)
+    assert [("revoke", "key/lost", ())] == [
+        (record.action, record.object, record.changes) for record in await records(audit)
+    ]
+
+
 async def test_a_change_that_timed_out_has_its_record(own_redis: RedisServer) -> None:
     key = StoredKey("k", key_digest("secret"), "acme")
     async with opened(own_redis) as store:

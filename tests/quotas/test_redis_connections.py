@@ -16,6 +16,7 @@ from gateway.quotas.ledger import QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost, parse_limit
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.store.errors import StoreUnavailable
+from gateway.store.memory_use import fullest
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import StoredKey, key_digest
 from gateway.tenants.store import KeyCreation, TenantStore
@@ -121,6 +122,18 @@ def _agrees(info: str, known: str) -> bool:
 async def test_counts_quotas_and_stores_keys_in_a_cluster(cluster: str) -> None:
     await counts(cluster)
     await holds_keys(cluster)
+    await reports_memory(cluster)
+
+
+async def reports_memory(url: str) -> None:
+    """Check that the memory of each node is read."""
+    client = RedisClient(url, 2.0)
+    try:
+        nodes = await client.memory()
+        assert 3 == len(nodes)
+        assert fullest(nodes) == (max(node["used_memory"] for node in nodes), 0)
+    finally:
+        await client.aclose()
 
 
 @pytest.fixture

@@ -284,3 +284,22 @@ async def play(
         await in_redis.aclose()
     assert all(isinstance(event, BudgetAlert) for event in events)
     assert events_in_memory == events
+
+
+async def test_a_refund_after_forgetting_is_no_credit(redis: RedisServer) -> None:
+    clock, user = Clock(), EndUser("ann", 2)
+    shared = RedisLedger(RedisClient(redis.url, 5), OutagePolicy(), "test", lambda _: None, clock)
+    tenant, limits = f"credit-{secrets.token_hex(4)}", (Limit("tokens", "month", 10).for_end_user("ann"),)
+
+    def ask(tokens: int) -> QuotaRequest:
+        id_ = secrets.token_hex(8)
+        return QuotaRequest(id_, tenant, limits, Cost(1, tokens), 60 * SECOND_US, "m", end_user=user)
+
+    for ledger in (MemoryLedger(clock, LEASE_US), shared):
+        first = await ledger.reserve(ask(9))
+        await ledger.forget_end_user(tenant, ("ann",))
+        await ledger.reserve(ask(4))
+        ledger.settle(first, NOTHING)
+        await ledger.flush()
+        assert [6] == [status.remaining for status in (await ledger.reserve(ask(0))).limit_statuses]
+    await shared.aclose()

@@ -16,12 +16,14 @@ from gateway.config import schema as config
 from gateway.declared.store import ADDED
 from gateway.errors import Unauthenticated
 from gateway.quotas.limits import UNITS
+from gateway.tenants.client_certificate import UNVERIFIED_NOTE, ClientCertificate, client_certificate
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
 from gateway.tenants.store import KEYS, TENANTS, TenantStore, merged
 from tests.actors import TESTER
 from tests.conftest import KEY, Boots, Running
+from tests.fakes.hooks import until
 from tests.fakes.tei import FakeTei
 from tests.quotas.conftest import Commands, Ended
 from tests.quotas.redis_server import RedisServer, opened
@@ -102,6 +104,50 @@ async def test_gateways_follow_tenants_set_by_command(
         listed["acme"][name] for name in ("models", "weight", "limits", "model_limits")
     )
     assert {"acme", "bge", "inputs_per_hour=2", "other:inputs_per_day=1"} <= set(table.split())
+
+
+@pytest.mark.slow
+async def test_certificates_of_stored_tenants_are_set_and_checked(
+    boot: Boots, file: Path, own_redis: RedisServer
+) -> None:
+    async def set_(*words: str) -> tuple[int, str, str]:
+        ended = await asyncio.to_thread(process, "tenants", "set", *words, "-c", str(file))
+        return ended.returncode, ended.stdout, ended.stderr
+
+    shown = client_certificate(b"der", [("DNS", "a.example")], expires_s=1e11)
+    async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
+        keyring = gateway.application.gateway.keyring
+        code, said, noted = await set_("acme", "--certificate", "dns:a.example")
+        assert (0, f"{UNVERIFIED_NOTE}\n") == (code, noted)
+        assert "certificates: not set -> dns:a.example" in said
+        await until(lambda: owner_of(keyring, shown) == "acme")
+        path = "/admin/tenants/beta"
+        replies = [
+            await gateway.client.put(path, json={"certificates": [entry]})
+            for entry in ("dns:A.example", "dns:*.example", "dns:b.example")
+        ]
+        replies.append(await gateway.client.patch(path, json={"certificates": ["dns:a.example"]}))
+        refused = await set_("beta", "--certificate", "dns:A.example")
+        broken = await set_("beta", "--certificate", "a.example")
+        removed = await set_("acme", "--unset", "certificates")
+        await until(lambda: owner_of(keyring, shown) is None)
+        listed = (await gateway.client.get("/admin/tenants")).json()
+
+    assert [422, 422, 200, 422] == [reply.status_code for reply in replies]
+    assert "listed by acme too" in replies[0].text
+    assert [UNVERIFIED_NOTE] == replies[2].json()["notes"]
+    assert (1, 1, 0) == (refused[0], broken[0], removed[0])
+    assert "listed by acme too" in refused[2]
+    assert "--certificate a.example: expected dns:" in broken[2]
+    assert [[], ["dns:b.example"]] == [tenant["settings"]["certificates"] for tenant in listed]
+
+
+def owner_of(keyring: Keyring, certificate: ClientCertificate) -> str | None:
+    """Return the tenant of a client certificate, None if it identifies nobody."""
+    try:
+        return keyring.identify_certificate(certificate).name
+    except Unauthenticated:
+        return None
 
 
 async def test_stores_tenants_set_over_http_until_deleted(boot: Boots, own_redis: RedisServer) -> None:
@@ -349,6 +395,7 @@ async def test_rejects_invalid_settings_without_storing_them(boot: Boots, own_re
             assert reply.json()["error"]
         named = await gateway.client.put("/admin/tenants/acme", json={"limit": {}})
         allowed = "models, limits, model_limits, end_user_limits, weight, priority, queue_tokens, join"
+        allowed += ", certificates"
         assert f"Object contains unknown field `limit`; allowed: {allowed}" == named.json()["error"]
         assert 400 == (await gateway.client.put("/admin/tenants/acme", content=b"{")).status_code
         assert [] == (await gateway.client.get("/admin/tenants")).json()

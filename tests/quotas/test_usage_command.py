@@ -10,10 +10,12 @@ import pytest
 
 from gateway.cli.context import BLANK_NOTE
 from gateway.events import Event
+from gateway.quotas.end_users import EndUser
 from gateway.quotas.ledger import QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.store.redis_client import RedisClient
+from gateway.tenants.end_users import digest_of_user
 from gateway.tenants.keyring import FIRST_KEY_NOTE
 from tests.quotas.conftest import Commands
 from tests.quotas.redis_server import RedisServer
@@ -33,7 +35,14 @@ def file(own_redis: RedisServer, tmp_path: Path) -> Path:
     return path
 
 
-def use(server: RedisServer, day: datetime, model: str, cost: Cost, tenant: str = "acme") -> None:
+def use(
+    server: RedisServer,
+    day: datetime,
+    model: str,
+    cost: Cost,
+    tenant: str = "acme",
+    user: str | None = None,
+) -> None:
     """Reserve and settle one request of that day."""
 
     async def call() -> None:
@@ -42,7 +51,9 @@ def use(server: RedisServer, day: datetime, model: str, cost: Cost, tenant: str 
         ledger = RedisLedger(
             RedisClient(server.url, 2), OutagePolicy(), "test", events.append, lambda: now_us
         )
-        request = QuotaRequest(f"{day}{model}", tenant, (), cost, 60 * SECOND_US, model)
+        end_user = None if user is None else EndUser(user, 100)
+        id_ = f"{day}{model}{user}"
+        request = QuotaRequest(id_, tenant, (), cost, 60 * SECOND_US, model, end_user=end_user)
         ledger.settle(await ledger.reserve(request), cost)
         await ledger.flush()
         await ledger.aclose()
@@ -175,6 +186,43 @@ def test_prints_a_month_with_totals(command: Commands, file: Path, used: None) -
         report["total"]["cost"],
     )
     assert ["all", "2026-02", "2", "12", "3", "4", "0.00007"] == table.splitlines()[-1].split()
+
+
+def test_forgets_an_end_user(command: Commands, file: Path, own_redis: RedisServer) -> None:
+    today = datetime.now(UTC)
+    for user, tokens in (("ann", 5), ("ann lee", 7), (digest_of_user("acme", "ann"), 9)):
+        use(own_redis, today, "bge", Cost(tokens=tokens), user=user)
+
+    def rows(by: str) -> list[tuple[str | None, int]]:
+        found = json.loads(command("usage", "acme", "--by", by, "--json", "-c", str(file)).out)
+        return [(row.get("end_user"), row["tokens"]) for row in found]
+
+    before, total = rows("end_user"), rows("model")
+    ended = command("usage", "forget", "--tenant", "acme", "--end-user", "ann", "-c", str(file))
+    sheet = command(
+        "usage", "acme", "--month", f"{today:%Y-%m}", "--by", "end_user", "--csv", "-c", str(file)
+    )
+
+    assert [("ann", 5), ("ann lee", 7), (digest_of_user("acme", "ann"), 9)] == before
+    assert (0, "") == (ended.status, ended.err)
+    assert "deleted the usage of 1 day" in ended.out
+    assert [("ann lee", 7), ("other", 14)] == rows("end_user")
+    assert [(None, 21)] == total == rows("model")
+    assert (
+        "total,tenant,month,model,requests,tokens,inputs,images,cost,end_user,forecast_cost,currency"
+        in sheet.out
+    )
+    assert f",acme,{today:%Y-%m},bge,1,7,0,0,0.00,ann lee,," in sheet.out.splitlines()
+
+
+@pytest.mark.parametrize(
+    "words", [("--tenant", "acme"), ("--end-user", "ann"), ("--tenant", "acme", "--end-user", "")]
+)
+def test_forgetting_needs_tenant_and_end_user(command: Commands, file: Path, words: tuple[str, ...]) -> None:
+    ended = command("usage", "forget", *words, "-c", str(file))
+
+    assert (1, "") == (ended.status, ended.out)
+    assert "gateway usage forget --tenant T --end-user U" in ended.err
 
 
 def test_prints_usage_of_all_tenants_by_default(

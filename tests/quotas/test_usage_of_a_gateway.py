@@ -45,6 +45,7 @@ async def test_usage_of_a_gateway_without_redis(
         by_environment = await ask("--json")
         sheet = await ask("--month", month, "--csv")
         table = await ask("--month", month)
+        forgotten = await ask("forget", "--tenant", "acme", "--end-user", "ann")
         refused = await ask("--url", url, "--month", "2026-99")
         monkeypatch.setenv("GATEWAY_URL", "http://127.0.0.1:1")
         away = await ask()
@@ -60,5 +61,6 @@ async def test_usage_of_a_gateway_without_redis(
     assert ("0.03", "EUR", month) == (every["cost"], every["currency"], every["month"])
     assert "cost (EUR)" in table.out
     assert (1, "'2026-99' is no month such as 2027-01") == (refused.status, refused.err.strip())
+    assert (0, "deleted the usage of 0 days") == (forgotten.status, forgotten.out.partition(";")[0])
     assert 1 == away.status
     assert "http://127.0.0.1:1" in away.err

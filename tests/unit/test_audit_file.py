@@ -1,11 +1,15 @@
 """Records of changes in a file: pages of them, bounds, and what a crash leaves."""
 
 import asyncio
+import os
+import pwd
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.audit.file import FILE_NAME, AuditFile
@@ -20,6 +24,7 @@ from gateway.audit.records import (
     time_text,
 )
 from gateway.config.schema import AuditSettings, TenantConfig
+from gateway.telemetry.access_log import EventLine
 from gateway.tenants.create_key import make_key
 from gateway.tenants.file_store import FILE_NAME as TENANTS_NAME
 from gateway.tenants.file_store import FileTenantStore
@@ -212,7 +217,23 @@ async def test_every_change_of_the_file_store_is_recorded_without_secrets(tmp_pa
     assert "sha256" not in written
 
 
-def test_a_command_acts_as_the_user_and_host() -> None:
+def test_a_command_acts_as_the_user_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "somebody-else")
     name, _, host = command_actor().name.rpartition("@")
-    assert name
-    assert host
+    assert pwd.getpwuid(os.getuid()).pw_name == name
+    assert socket.gethostname() == host
+
+
+def test_a_record_is_one_line_of_the_log() -> None:
+    changes = [ChangedField("limits.tokens_per_day", None, 9), ChangedField("models", ["a"], ["a", "b"])]
+    made = new_record(OPERATOR, "change", "tenant/acme", changes)
+    line = EventLine(made.event())
+    assert (
+        "audit: ops (key) change tenant/acme: limits.tokens_per_day: not set -> 9, "
+        f'models: ["a"] -> ["a","b"]  from=10.0.0.9  record={made.id}'
+    ) == str(line)
+    fields = msgspec.to_builtins(line.fields())
+    assert {"field": "limits.tokens_per_day", "was": None, "is": 9} == fields["changes"][0]
+    assert ("audit", "ops", "req-1", "host:8080") == tuple(
+        fields[name] for name in ("event", "actor", "request_id", "gateway")
+    )

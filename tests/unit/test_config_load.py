@@ -23,6 +23,21 @@ MINIMAL = UPSTREAMS + "models: {bge: {upstream: tei}}\n"
 FAULTS: dict[str, set[str]] = {
     "admin_on_the_callers_port": {"admin.listen", "admin.keys[0]"},
     "admin_without_a_port": {"admin.listen"},
+    "certificates_of_two_tenants": {
+        "tls.certificate",
+        "tls.client_ca",
+        "tenants.acme.certificates[1]",
+        "tenants.acme.certificates[2]",
+        "tenants.acme.certificates[3]",
+        "tenants.globex.certificates[0]",
+        "tenants.globex.certificates[2]",
+    },
+    "certificates_without_an_authority": {
+        "tls.certificate",
+        "tls.client_certificates",
+        "admin.certificates",
+        "tenants.acme.certificates",
+    },
     "empty": {"the file"},
     "file_that_is_not_there": {"upstreams.tei.api_key"},
     "files_of_tls_that_are_not_there": {

@@ -12,7 +12,7 @@ from gateway.cli.main import full_parser
 from gateway.config.load import parse_config
 from gateway.config.schema import Config
 
-MOVING = (Path(__file__).parents[2] / "docs" / "moving.md").read_text()
+MOVING = (Path(__file__).parents[2] / "docs" / "moving-litellm.md").read_text()
 RANDOM_KEY = "sk-T3BlbkFJq8x2Zp0LmNvR5y"
 ONE = "model_list:\n  - model_name: {name}\n    litellm_params: {{model: {model}{more}}}\n"
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -142,7 +143,7 @@ def main() -> None:
         keep_freed()
     # The parent handles the terminal's Ctrl-C, and stops its children itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    _write_warnings()
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.EngineBoot)
     Thread(target=_end_with_parent, args=(boot.socket_path,), daemon=True).start()
 
@@ -153,6 +154,32 @@ def main() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(boot, report))
+
+
+class _JsonLines(logging.Formatter):
+    """Lines in the gateway's form, for a log that programs read."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one JSON object."""
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "event": "line",
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(fields).decode()
+
+
+def _write_warnings() -> None:
+    """Write warnings to standard error: as text on a terminal, and as JSON elsewhere."""
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    if not sys.stderr.isatty():
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(_JsonLines())
+    logging.captureWarnings(capture=True)
 
 
 async def _serve(boot: wire.EngineBoot, report: Report) -> None:

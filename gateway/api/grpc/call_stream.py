@@ -19,6 +19,7 @@ from gateway.errors import (
     InvalidInput,
     MalformedBody,
 )
+from gateway.tenants.client_certificate import ClientCertificate
 
 # Bytes that a client may send on a stream before it is read.
 STREAM_WINDOW_BYTES = 16 * 1024
@@ -93,9 +94,10 @@ def read_request(fields: Sequence[Field]) -> Request:
 
 
 class Link(Protocol):
-    """Connection as far as a stream uses it. address: of the client."""
+    """Connection as far as a stream uses it. address, certificate: of the client."""
 
     address: str
+    certificate: ClientCertificate | None
 
     @property
     def open_calls(self) -> int:

@@ -24,9 +24,11 @@ from gateway.api.grpc.frames import (
     StreamFault,
 )
 from gateway.api.grpc.hpack import BlockBounds, BlockDecoder, BlockTooLarge, CompressionFault, Field
+from gateway.api.server.client_tls import certificate_of
 from gateway.api.server.connection_limit import NEW_S
 from gateway.api.server.http_protocol import LingeringClose
 from gateway.errors import BodyTooLarge, GatewayError
+from gateway.tenants.client_certificate import ClientCertificate
 
 UNVERIFIED_BOUNDS = BlockBounds(FIELDS_MAX, METADATA_BYTES_MAX, 8 * 1024)
 VERIFIED_BOUNDS = BlockBounds(FIELDS_MAX, METADATA_BYTES_MAX, METADATA_BYTES_MAX)
@@ -128,7 +130,7 @@ class Patience:
 class Http2Connection(asyncio.BufferedProtocol):
     """Server's end of one connection.
 
-    verified: a key of the client is known. address: of the client. owner, for_probes: as in
+    verified: a key of the client is known. address, certificate: of the client. owner, for_probes: as in
     `connection_limit.Connection`.
     """
 
@@ -137,6 +139,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def __init__(self, shared: Shared) -> None:
         self.verified = False
         self.address = "unknown"
+        self.certificate: ClientCertificate | None = None
         self.owner = ""
         self._shared = shared
         self._loop = asyncio.get_running_loop()
@@ -191,6 +194,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.address = str(peer[0]).removeprefix("::ffff:")
+        self.certificate = certificate_of(transport)
         self.owner = f"address {self.address}"
         self._shared.connections[self] = None
         if not self._shared.admit(self):

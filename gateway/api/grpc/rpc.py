@@ -41,6 +41,7 @@ class RpcContext(RequestContext):
         target = Target(path, TEI, path)
         super().__init__(target, metadata, address, HeldBody(parts.in_flight), parts.observe, method=METHOD)
         self.model = self.header(b"model") or None
+        self.certificate = stream.link.certificate
         self._remaining_s = stream.remaining_s
 
     def timeout_s(self) -> float | None:

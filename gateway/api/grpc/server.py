@@ -39,6 +39,7 @@ from gateway.api.grpc.tei import (
     STREAMS,
     UNARY,
 )
+from gateway.api.server.client_tls import verify_mode
 from gateway.api.server.connection_limit import ConnectionLimit, TenantShares, connections_within_files
 from gateway.api.server.middleware import ServerParts
 from gateway.api.server.paths import OTHER
@@ -171,6 +172,8 @@ class GrpcServer:
         while True:
             await asyncio.sleep(CHECK_S)
             now_s = loop.time()
+            if self._in_flight.takes_no_connections and self._server is not None:
+                self._server.close()
             for connection in self.connections:
                 if self._in_flight.closes_connections:
                     connection.leave()
@@ -197,12 +200,12 @@ def _bind(address: str) -> socket.socket:
 
 
 def _tls_context(tls: ListenerTls) -> ssl.SSLContext:
-    """Return the certificates. With `client_ca`, clients have to present one too. Raises: OSError."""
+    """Return the certificates. With `client_ca`, those of clients are verified too. Raises: OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(tls.certificate, tls.private_key)
     context.set_alpn_protocols(["h2"])
     if tls.client_ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_mode = verify_mode(tls)
         context.load_verify_locations(tls.client_ca)
     return context

@@ -27,6 +27,7 @@ STATUSES: dict[str, grpc.StatusCode] = {
     "not_found": _CODE.NOT_FOUND,
     "method_not_allowed": _CODE.UNIMPLEMENTED,
     "already_exists": _CODE.ALREADY_EXISTS,
+    "precondition_failed": _CODE.FAILED_PRECONDITION,
     "instance_not_found": _CODE.NOT_FOUND,
     "instance_invalid": _CODE.INVALID_ARGUMENT,
     "instance_running": _CODE.FAILED_PRECONDITION,

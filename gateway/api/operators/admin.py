@@ -1,10 +1,10 @@
 """Collaborators and guard of the admin endpoints, reports of reloads, and /admin/usage and /admin/reload.
 
-Requests from this machine need no key if the listener is on loopback, `admin.keys` is empty, and only one
-person can log in. A key that is wrong is refused even then.
+Requests from this machine need no key if the listener is on loopback, `admin` lists no keys or certificates,
+and only one person can log in. A key that is wrong is refused even then.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -23,7 +23,8 @@ from gateway.api.server.authentication import Authenticator
 from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.request_context import HttpContext
-from gateway.audit.records import Actor, gateway_name
+from gateway.audit.records import Actor, new_record
+from gateway.audit.trail import AuditTrail
 from gateway.config import schema as config
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.money import is_budget
@@ -50,6 +51,7 @@ from gateway.quotas.usage import (
     month_csv,
     month_usage,
 )
+from gateway.tenants.client_certificate import UNVERIFIED_NOTE, sharing_problem
 from gateway.tenants.end_users import names_of
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
@@ -137,8 +139,8 @@ class UsageOperation(Operation):
 class Admin:
     """Collaborators of the admin endpoints, and the guard in front of them.
 
-    file_tenants: names of the tenants in router.yaml. models: names of the served models. is_shared_host:
-    several people can log in to this machine.
+    file_tenants: names of the tenants in router.yaml. models: names of the served models. name: of this
+    gateway in records. is_shared_host: several people can log in to this machine.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class Admin:
         follower: KeyFollower | None,
         authenticator: Authenticator,
         reload: Reload | None,
+        name: str,
         *,
         is_shared_host: bool = False,
     ) -> None:
@@ -155,7 +158,7 @@ class Admin:
         self._authenticator = authenticator
         self._follower = follower
         self._reload = reload
-        self._name = gateway_name(served.listen)
+        self._name = name
         addresses = [served.admin.listen or served.listen]
         if served.manager is not None:
             # Operators' paths are served there too.
@@ -167,11 +170,12 @@ class Admin:
 
     def apply(self, served: config.Config) -> None:
         """Use the tenants, models and operator keys of a new config. The listener stays as it is."""
+        self._served = served
         self.file_tenants: Collection[str] = served.tenants.keys()
         self.models: Collection[str] = served.models.keys()
         self.currency = served.currency
         self._has_prices = any(model.price_per_million_tokens for model in served.models.values())
-        self._is_open = self._is_private and not served.admin.keys
+        self._is_open = self._is_private and not (served.admin.keys or served.admin.certificates)
 
     def authorize(self, context: HttpContext) -> None:
         """Check that the caller is an operator, before Litestar reads the body.
@@ -245,6 +249,17 @@ class Admin:
         """Return a note if limits contain a budget that no call can spend, because no model has a price."""
         has_budget = any(is_budget(name) for names in limits for name in names)
         return [NO_PRICE_NOTE] if has_budget and not self._has_prices else []
+
+    def check_certificates(
+        self, tenant: str, entries: Sequence[str], stored: Mapping[str, config.TenantConfig]
+    ) -> None:
+        """Check that no other tenant lists an entry of a client certificate. Raises: InvalidInput."""
+        if problem := sharing_problem(tenant, entries, stored, self._served):
+            raise InvalidInput(problem, param="certificates")
+
+    def certificate_notes(self, entries: Sequence[str]) -> list[str]:
+        """Return a note if client certificates are listed, and this gateway verifies none."""
+        return [UNVERIFIED_NOTE] if entries and not self._served.verifies_clients else []
 
     @property
     def _stored(self) -> KeyFollower:
@@ -336,15 +351,21 @@ class ForgottenEndUser(msgspec.Struct):
     tags=["Operators"],
     opt=OPERATORS,
 )
-async def forget(data: JSONBody[EndUserName], admin: NamedDependency[Admin]) -> ForgottenEndUser:
+async def forget(
+    data: JSONBody[EndUserName],
+    admin: NamedDependency[Admin],
+    audit: NamedDependency[AuditTrail],
+    operator: NamedDependency[Actor],
+) -> ForgottenEndUser:
     """Delete the usage of an end user, and the state of its limits.
 
     What it used counts as that of `other` from then on, so that all totals stay. Log lines and traces stay
     where they were sent.
     """
-    return ForgottenEndUser(
-        await admin.ledger.forget_end_user(data.tenant, names_of(data.tenant, data.end_user))
-    )
+    days = await admin.ledger.forget_end_user(data.tenant, names_of(data.tenant, data.end_user))
+    # Without the name, which is to be forgotten.
+    await audit.record(new_record(operator, "forget", f"tenant/{data.tenant}"))
+    return ForgottenEndUser(days)
 
 
 @post(

@@ -14,6 +14,8 @@ from gateway.api.operators.access import OPERATORS
 from gateway.api.operators.probes import Readiness
 from gateway.api.operators.status import STATUS, StatusSource
 from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.audit.records import Actor, new_record
+from gateway.audit.trail import AuditTrail
 from gateway.config.identity import Identity
 from gateway.errors import DeadlineExceeded, NotFound
 from gateway.events import GatewayDrained
@@ -171,18 +173,30 @@ _action = partial(post, status_code=200, responses=FAILURES, tags=["Operators"],
 
 
 @_action("/admin/drain")
-async def drain(fleet_api: NamedDependency[FleetApi]) -> DrainReport:
+async def drain(
+    fleet_api: NamedDependency[FleetApi],
+    audit: NamedDependency[AuditTrail],
+    operator: NamedDependency[Actor],
+) -> DrainReport:
     """Have load balancers send this gateway no more calls: `/readyz` and gRPC's health report it.
 
     Calls that arrive are served. It lasts until `/admin/undrain`, or until the gateway stops.
     """
-    return await fleet_api.drain(is_drained=True)
+    report = await fleet_api.drain(is_drained=True)
+    await audit.record(new_record(operator, "drain", f"gateway/{report.gateway}"))
+    return report
 
 
 @_action("/admin/undrain")
-async def undrain(fleet_api: NamedDependency[FleetApi]) -> DrainReport:
+async def undrain(
+    fleet_api: NamedDependency[FleetApi],
+    audit: NamedDependency[AuditTrail],
+    operator: NamedDependency[Actor],
+) -> DrainReport:
     """Have load balancers send this gateway calls again."""
-    return await fleet_api.drain(is_drained=False)
+    report = await fleet_api.drain(is_drained=False)
+    await audit.record(new_record(operator, "undrain", f"gateway/{report.gateway}"))
+    return report
 
 
 HANDLERS = [fleet_report, calls, drain, undrain]

@@ -4,7 +4,7 @@ Counts and loads are sums over all workers. States and changes are those of the 
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -17,7 +17,7 @@ from gateway.api.operators.manager import HostApi
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.in_flight import InFlight
 from gateway.api.server.paths import route_options
-from gateway.config.schema import Config
+from gateway.config.schema import Config, LimitAmount
 from gateway.declared.host import InstanceTable, ModelInfo
 from gateway.serve import Gateway
 from gateway.telemetry.history import INTERVAL_S, History, TrafficPoint
@@ -32,6 +32,7 @@ from gateway.telemetry.snapshot import (
     ReplicaStatus,
     Snapshot,
     StoreStatus,
+    UpstreamLimitStatus,
 )
 from gateway.telemetry.totals import Totals
 from gateway.tenants.follower import StoredState
@@ -74,7 +75,10 @@ class StatusSource(msgspec.Struct, frozen=True):
             in_flight_bytes=int(totals.number("gateway_in_flight_bytes")),
             store=self._store(totals),
             calls=totals.calls(),
-            lanes=tuple(_lane(name, totals) for name in self.gateway.upstreams),
+            lanes=tuple(
+                _lane(name, upstream.settings.limits, totals)
+                for name, upstream in self.gateway.upstreams.items()
+            ),
             replicas=tuple(self._replicas(totals)),
             models=tuple(self._models(totals)),
             tenants=totals.tenants(),
@@ -198,7 +202,9 @@ def _checkpoint(info: ModelInfo) -> CheckpointStatus:
     )
 
 
-def _lane(upstream: str, totals: Totals) -> LaneStatus:
+def _lane(upstream: str, limits: Mapping[str, LimitAmount], totals: Totals) -> LaneStatus:
+    metric = "gateway_upstream_limit_used_ratio"
+    used = {name: totals.greatest(metric, upstream=upstream, limit=name) for name in limits}
     return LaneStatus(
         upstream,
         int(totals.number("gateway_lane_queued_inputs", upstream=upstream)),
@@ -207,6 +213,8 @@ def _lane(upstream: str, totals: Totals) -> LaneStatus:
         int(totals.number("gateway_replica_in_flight_batches", upstream=upstream)),
         int(totals.number("gateway_replica_window_batches", upstream=upstream)),
         totals.durations("gateway_attempt_duration_seconds", upstream=upstream),
+        tuple(UpstreamLimitStatus(name, amount, used[name]) for name, amount in limits.items()),
+        int(totals.number("gateway_upstream_limited_total", upstream=upstream)),
     )
 
 

@@ -20,7 +20,7 @@ SECTIONS: Final[tuple[str, ...]] = (
 TAGS: Final[dict[str, str]] = {
     "Probes": "Health and metrics for orchestrators; they need no key.",
     "Instances": "Model servers on the gateway's host, as in TEI Manager; they need the scope `admin`.",
-    "Operators": "Keys, tenants, usage, upstreams and models; they need a key with the scope `admin`.",
+    "Operators": "Keys, tenants, models and others; they need the scope `admin`, or `admin:read` to read.",
 }
 EXAMPLES: Final[dict[type[msgspec.Struct], Any]] = {
     CreateInstance: {"name": "minilm", "model_id": "sentence-transformers/all-MiniLM-L6-v2"},
@@ -84,6 +84,7 @@ MEANINGS: Final[dict[str, str]] = {
     "SignInCode.code_verifier": "Verifier of PKCE, whose digest began the sign-in.",
     "SignInCode.nonce": "Nonce that began the sign-in; the ID token has it too.",
     "SignInCode.redirect_uri": "Address that the issuer has sent the user back to.",
+    "TenantPatch.certificates": "Client certificates that stand for a key. They replace those before.",
     "TenantPatch.limits": "Limits of the tenant: name of the limit → amount.",
     "TenantPatch.model_limits": "Limits by model, in place of the model's own.",
     "TenantPatch.end_user_limits": "Limits of each of its end users, where `end_users` is set.",

@@ -1,4 +1,4 @@
-"""Authentication of requests by an API key or a token, with a limit on wrong ones per address."""
+"""Authentication of requests by a key, a token or a client certificate, with a limit on wrong keys."""
 
 import base64
 import math
@@ -44,6 +44,8 @@ class Authenticator:
     def authenticate(self, context: RequestContext) -> Tenant:
         """Return the tenant of a request's key or token. It is looked up once per request.
 
+        Without one it is the tenant of the client's certificate. A web page needs a key: a browser shows its
+        certificate at the request of any page.
         Raises: Unauthenticated; AuthThrottled if the address has sent too many wrong keys; TenantUnknown,
         QuotaUnavailable, SignOnUnavailable.
         """
@@ -51,6 +53,8 @@ class Authenticator:
             return context.tenant
         key = self.key_of(context)
         if key is None:
+            if context.certificate is not None and b"origin" not in context.by_name:
+                return context.identify(self._keyring.identify_certificate(context.certificate))
             # Nothing was guessed: the caller needs the hint on how to send a key, however often it asks.
             return context.identify(self._keyring.identify(None))
         try:

@@ -10,6 +10,7 @@ from gateway.api.server.http_protocol import CONNECTION, ConnectionHandle
 from gateway.api.server.in_flight import SMALL_BODY_BYTES, HeldBody, InFlight
 from gateway.api.server.responses import HttpReply
 from gateway.errors import BodyTooLarge, GatewayFull, Overloaded
+from gateway.tenants.client_certificate import ClientCertificate
 
 # ASGI's own types: plain mappings, which every server and framework agree on.
 Message: TypeAlias = MutableMapping[str, Any]
@@ -88,6 +89,11 @@ class CallIO(HeldBody):
         self._body_bytes = 0
         self._body_complete = False
         self._evicted = False
+
+    @property
+    def certificate(self) -> ClientCertificate | None:
+        """Verified certificate of the client, None if it has shown none."""
+        return None if self._connection is None else self._connection.protocol.certificate
 
     def enter(self) -> None:
         """Take the permit that each request needs.

@@ -17,8 +17,10 @@ import msgspec
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from gateway.api.server.client_tls import certificate_of
 from gateway.api.server.connection_limit import NEW_S, ConnectionLimit
 from gateway.api.server.in_flight import Backlog, InFlight, StalledReplyTimer
+from gateway.tenants.client_certificate import ClientCertificate
 
 # The ASGI extension that contains the `ConnectionHandle` of a call.
 CONNECTION = "connection"
@@ -165,6 +167,8 @@ class BoundedProtocol(HttpToolsProtocol):
     for_probes = False
     # Whether the request in progress is refused, and its reply comes later.
     is_held_back = False
+    # Of the client, read once for all its requests.
+    certificate: ClientCertificate | None = None
     flow: "PipelineFlow"
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -172,6 +176,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # What has come after a request that is not answered yet: at most what the event loop reads at once.
         self._rest = bytearray()
         super().connection_made(transport)
+        self.certificate = certificate_of(transport)
         self.flow = PipelineFlow(self.transport, self._rest)
         transport.set_write_buffer_limits(self.write_buffer_bytes)
         self.backlog = Backlog(transport, self.loop, self.in_flight)

@@ -108,6 +108,9 @@ class InFlight:
         self.drained_since_s: float | None = None
         # A reply is the last one of its connection: the next request would be refused.
         self.closes_connections = False
+        # gRPC takes no new connections: a proxy cannot repeat an RPC that was refused, but tries another
+        # gateway where it cannot connect.
+        self.takes_no_connections = False
         self.abandoned = False
         self.cancels: set[Callable[[], object]] = set()
         self.readers: set[ReplyReader] = set()
@@ -147,7 +150,10 @@ class InFlight:
         await asyncio.sleep(seconds / 2)
         # Clients that keep a connection open, and ask no probe, have the other half to go elsewhere.
         self.closes_connections = True
-        await asyncio.sleep(seconds / 2)
+        await asyncio.sleep(seconds / 4)
+        # Long enough before the end that what was accepted until now has sent its requests.
+        self.takes_no_connections = True
+        await asyncio.sleep(seconds / 4)
 
     def enter(self) -> None:
         """Take a permit for one call.

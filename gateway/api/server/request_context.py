@@ -26,6 +26,7 @@ from gateway.errors import GatewayError, Internal, InvalidInput
 from gateway.events import CallFinished, Observe
 from gateway.quotas.end_users import EndUser
 from gateway.telemetry.timeline import Timeline
+from gateway.tenants.client_certificate import ClientCertificate
 from gateway.tenants.end_users import EndUserReader
 from gateway.tenants.keyring import Tenant
 
@@ -52,16 +53,17 @@ class RequestContext:
     client, behind trusted proxies; empty for a line of a job. body: counts its bytes. observe: takes its one
     event. by_name: the last value of each header. dialect: whose errors the caller reads; on a path that
     dialects share, the body decides it. model: named outside the body, in the path or the metadata. rows: of
-    the texts of an Arrow stream (`api/wire/arrow.py`), None for any other body. tenant: of its key, once that
-    is known. tenant_name, key_id: of the event, for a line even if its key is gone. reason: class of the
-    cause of a refusal, for the log line. ignored_fields: unknown names in its body, as a header has them.
-    reservation: of quota, the id of a line of a job. end_user: for whom it is sent; None if none is stated,
-    or none is read.
+    the texts of an Arrow stream (`api/wire/arrow.py`), None for any other body. certificate: of the client,
+    verified; None if it has shown none. tenant: of its key or certificate, once that is known. tenant_name,
+    key_id: of the event, for a line even if its key is gone. reason: class of the cause of a refusal, for the
+    log line. ignored_fields: unknown names in its body, as a header has them. reservation: of quota, the id
+    of a line of a job. end_user: for whom it is sent; None if none is stated, or none is read.
     """
 
     rows: Any = None
     ignored_fields = ""
     reservation: str | None = None
+    certificate: ClientCertificate | None = None
     end_user: EndUser | None = None
     # As sent, cut and escaped, only if no handler serves it.
     path: str | None = None
@@ -274,6 +276,7 @@ class HttpContext(RequestContext):
     ) -> None:
         super().__init__(target, scope["headers"], address, io, observe, method=scope["method"])
         self.io = io
+        self.certificate = io.certificate
         self.came_to_operators = came_to_operators
         self.http_version: str = scope["http_version"]
         self.query: bytes = scope.get("query_string", b"")

@@ -25,6 +25,8 @@ HEADER = "x-ignored-fields"
 NAMES_MAX = 16
 NAME_CHARACTERS_MAX = 64
 UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+CONTENT = re.compile(rb"[^ \t\r\n]")
+BRACE = re.compile(rb"\{")
 # How msgspec's error begins.
 REFUSED = "Object contains unknown field"
 
@@ -143,7 +145,7 @@ class FieldScan:
         self.has_more = False
         self._decode = decode
 
-    def read(self, value: bytes, shape: Shape, path: str = "") -> None:
+    def read(self, value: memoryview, shape: Shape, path: str = "") -> None:
         """Read the names of a value's fields. path: of the value."""
         first = value[0]
         if self.has_more:
@@ -151,18 +153,18 @@ class FieldScan:
         if shape.fields is not None and (first == ord("{") or first in MAPS):
             self._read_object(value, shape.fields, path, is_open=shape.open)
         # An array without a brace has no objects, whatever its texts have. Of msgpack that is not known.
-        elif shape.items is not None and (first in ARRAYS or (first == ord("[") and b"{" in value)):
+        elif shape.items is not None and (first in ARRAYS or (first == ord("[") and BRACE.search(value))):
             for item in self._decode(value, type=list[msgspec.Raw]):
-                self.read(_content(item), shape.items, f"{path.removesuffix('.')}[].")
+                self.read(memoryview(item), shape.items, f"{path.removesuffix('.')}[].")
 
     def _read_object(
-        self, value: bytes, fields: "Mapping[str, Shape | None]", path: str, *, is_open: bool
+        self, value: memoryview, fields: "Mapping[str, Shape | None]", path: str, *, is_open: bool
     ) -> None:
         for name, inner in self._decode(value, type=dict[str, msgspec.Raw]).items():
             if name in fields:
                 below = fields[name]
                 if below is not None:
-                    self.read(_content(inner), below, f"{path}{name}.")
+                    self.read(memoryview(inner), below, f"{path}{name}.")
             elif not is_open:
                 self._add(path, name, tuple(fields))
 
@@ -187,12 +189,10 @@ class FieldScan:
         self.found[shown] = UnknownField(shown, name[:NAME_CHARACTERS_MAX], known)
 
 
-def _content(raw: msgspec.Raw) -> bytes:
-    return bytes(raw).lstrip(b" \t\r\n") if memoryview(raw)[0] in b" \t\r\n" else bytes(raw)
-
-
 def scan_fields(body: Body, struct: type[msgspec.Struct], *, is_msgpack: bool) -> FieldScan:
     """Return the unknown fields of a body that was decoded into its struct."""
     scan = FieldScan(msgspec.msgpack.decode if is_msgpack else msgspec.json.decode)
-    scan.read(bytes(body) if is_msgpack else bytes(body).lstrip(), shape_of(struct))
+    # Parts of a body come without the space around them.
+    first = None if is_msgpack else CONTENT.search(body)
+    scan.read(memoryview(body)[0 if first is None else first.start() :], shape_of(struct))
     return scan

@@ -1,4 +1,4 @@
-"""Command that writes docs/models.md from the table of families."""
+"""Command that writes docs/models-tested.md from the table of families."""
 
 from tests.engine.families.page import PAGE, models_page
 

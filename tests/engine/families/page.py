@@ -1,4 +1,4 @@
-"""Generated page of the documentation: docs/models.md."""
+"""Generated page of the documentation: docs/models-tested.md."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,29 +6,12 @@ from pathlib import Path
 from tests.engine.families.family import Family, NeedsTrustedCode, Refused, Served
 from tests.engine.families.table import FAMILIES
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).parents[3] / "docs" / "models-tested.md"
 HEAD = """\
-# Models
+# Tested models
 
-What the built-in engine does with popular checkpoints. Ask about any other, by hub id or by its folder:
-
-```console
-$ gateway models inspect Qwen/Qwen3-Embedding-0.6B
-```
-
-The command loads no weights. It prints kind, pooling, prompts, lengths, memory and the lines for router.yaml,
-or why the engine refuses the checkpoint. It fetches small files from the Hub if they are not on this machine.
-
-| option | effect |
-|---|---|
-| `--task`, `--pooling`, `--adapter`, `--dtype` | inspect with these settings of an upstream |
-| `--revision`, `--trust-remote-code`, `--code-revision` | the same |
-| `-c FILE` | inspect the upstream of that name, with its settings |
-| `--json` | print the inspection for scripts |
-
-The command opens and runs a network of the same architecture with random weights and few layers, as a load
-does. If weights are on this machine, their names and shapes are compared with the network's. The exit status
-is 1 if the engine refuses the checkpoint.
+Look up a checkpoint, and what the built-in engine does with it. [Models](models.md) shows how to ask about
+any other.
 
 ## States
 

@@ -25,9 +25,9 @@ function reasonOf(status, content) {
   return String(content?.error?.message ?? content?.message ?? content?.error ?? `status ${status}`);
 }
 
-// options: method, body (sent as JSON), timeoutMs, as ("json" or "text").
-export async function send(path, { method, body, timeoutMs = CALL_TIMEOUT_MS, as = "json" } = {}) {
-  const headers = { accept: as === "json" ? "application/json" : "*/*" };
+// options: method, body (sent as JSON), headers, timeoutMs, as ("json" or "text").
+export async function send(path, { method, body, headers: own, timeoutMs = CALL_TIMEOUT_MS, as = "json" } = {}) {
+  const headers = { ...own, accept: as === "json" ? "application/json" : "*/*" };
   if (!/^[!-~]*$/.test(key)) throw new RequestError(0, "a key is of plain letters, digits and signs, without spaces");
   if (key) headers.authorization = `Bearer ${key}`;
   if (body !== undefined) headers["content-type"] = "application/json";

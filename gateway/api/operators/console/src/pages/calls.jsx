@@ -14,6 +14,11 @@ const stagesOf = ({ stages, duration_s: totalS }) =>
     .map(([name, seconds]) => `${name} ${milliseconds(seconds)}`)
     .join(" · ");
 
+// Where it was sent, and the upstream's last answer that was no success.
+const triesOf = ({ replicas, attempts, upstream_status: status, upstream_words: words }) =>
+  [replicas.join(" → "), attempts > 1 && `${count(attempts)} attempts`, status, words].filter(Boolean).join(" · ") ||
+  NONE;
+
 export function Calls({ turn }) {
   const [tenant, setTenant] = useState("");
   const [model, setModel] = useState("");
@@ -55,6 +60,7 @@ export function Calls({ turn }) {
           ["tokens", "number"],
           ["time", "number"],
           ["of which", "text"],
+          ["replicas and their words", "text"],
           ["request id"],
         ]}
         rows={calls.map((call) => [
@@ -68,6 +74,7 @@ export function Calls({ turn }) {
           count(call.tokens),
           milliseconds(call.duration_s),
           stagesOf(call),
+          triesOf(call),
           <code>{call.request_id}</code>,
         ])}
       />

@@ -166,14 +166,14 @@ function Tenants({ snapshot, rates, turn }) {
   const left = new Map((limited.content ?? []).map((tenant) => [tenant.name, shownLimits(tenant.remaining)]));
   const inFile = (limited.content ?? []).filter((tenant) => tenant.in_file);
   const [form, setForm] = useState(EMPTY_TENANT);
-  // Name of the tenant whose settings fill the form, and those that it does not show.
-  const [edited, setEdited] = useState("");
+  // The tenant whose settings fill the form, and those that it does not show.
+  const [edited, setEdited] = useState(null);
   const [others, setOthers] = useState({});
   const set = (field) => (value) => setForm((before) => ({ ...before, [field]: value }));
   const edit = (tenant) => () => {
     const { models, limits, weight, priority, ...rest } = tenant.settings;
     setOthers(rest);
-    setEdited(tenant.name);
+    setEdited(tenant);
     setForm({
       name: tenant.name,
       models: (models ?? []).join(", "),
@@ -189,15 +189,23 @@ function Tenants({ snapshot, rates, turn }) {
     const limits = limitsOf(form.limits);
     const shown = { weight: Number(form.weight), priority: form.priority };
     // An edited tenant loses what was removed in the form. Another one that exists keeps what the form does not set.
-    const isEdited = name === edited;
+    const isEdited = name === edited?.name;
     const body = isEdited
       ? { ...others, ...shown, models: models.length ? models : null, limits }
       : { ...shown, limits, ...(models.length ? { models } : {}) };
     const path = named("/admin/tenants", name) + (isEdited ? "?replace=true" : "");
-    const { content } = await send(path, { method: "PUT", body });
+    // Another operator may have changed it since it was listed.
+    const headers = isEdited ? { "if-match": edited.etag } : {};
+    const { content } = await send(path, { method: "PUT", body, headers }).catch((error) => {
+      if (error.status === 412) {
+        setChanged((before) => before + 1);
+        throw new RequestError(412, `${name} was changed meanwhile. Edit it again from the list above.`);
+      }
+      throw error;
+    });
     setChanged((before) => before + 1);
     setForm(EMPTY_TENANT);
-    setEdited("");
+    setEdited(null);
     setOthers({});
     return [`${name} is saved.`, ...content.notes].join(" ");
   });
