@@ -1,4 +1,4 @@
-"""Stage `prepare`: from a call to the work that replicas receive, with its prompt, tokens and cost.
+"""Stage `prepare`: from a call to the work for replicas, with its prompt and tokens, and the cost to reserve.
 
 Runs between resolve and admit. Admission reserves the counted cost; dispatch cuts and sends the work.
 Rule: an instruction is applied as its model was trained, or the call is refused; it is never ignored. Only

@@ -1,4 +1,4 @@
-"""HTTP client of all adapters, and the only translation of HTTP exceptions to BackendError.
+"""HTTP client of all adapters: times of connections, and the translation of HTTP exceptions to BackendError.
 
 Rule: only this module and its transport (`connection_pool`, `connection`, `responses`) import httpx.
 Callers receive bytes or a BackendError.

@@ -1,4 +1,4 @@
-"""Keys and entries of the cache, and the split of a call into found and missing inputs. Pure.
+"""Keys and entries of the cache: found and missing inputs of a call, and which outputs are stored. Pure.
 
 A key is everything that a vector or a score depends on, under one SHA-256. It covers the whole work but its
 dimensions, which are cut from the full vector afterwards. A new field of a work is part of the key without a

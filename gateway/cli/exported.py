@@ -267,17 +267,24 @@ def _raise_if(problem: str | None) -> None:
         raise ValueError(problem)
 
 
+NOUNS = {
+    "tenants": "tenant",
+    "keys": "key",
+    "upstreams": "upstream",
+    "models": "model",
+    "drains": "drain",
+    "counters": "counter",
+    "usage": "row of usage",
+}
+
+
+def numbers_of(exported: Exported) -> dict[str, int]:
+    """Return the number of records of each kind."""
+    return {kind: len(getattr(exported, kind)) for kind in NOUNS}
+
+
 def summary(exported: Exported) -> str:
     """Return the numbers of records as one line."""
-    return ", ".join(
-        f"{len(records)} {noun if len(records) == 1 else plural}"
-        for noun, plural, records in (
-            ("tenant", "tenants", exported.tenants),
-            ("key", "keys", exported.keys),
-            ("upstream", "upstreams", exported.upstreams),
-            ("model", "models", exported.models),
-            ("drain", "drains", exported.drains),
-            ("counter", "counters", exported.counters),
-            ("row of usage", "rows of usage", exported.usage),
-        )
-    )
+    plurals = {**{kind: kind for kind in NOUNS}, "usage": "rows of usage"}
+    numbers = numbers_of(exported).items()
+    return ", ".join(f"{number} {NOUNS[kind] if number == 1 else plurals[kind]}" for kind, number in numbers)

@@ -10,7 +10,7 @@ from gateway.audit.records import AuditRecord, new_record
 from gateway.audit.trail import AuditTrail
 from gateway.cli.context import Context, add_store_options, find_lost_tenants, run_action
 from gateway.cli.export import counted_tenants, read_input, stored_additions, stored_counts
-from gateway.cli.exported import Exported, NotExported, decode_export, summary
+from gateway.cli.exported import Exported, NotExported, decode_export, numbers_of, summary
 from gateway.cli.output import show_line
 from gateway.cli.restore_plan import ChangedMeanwhile, Current, Plan
 from gateway.declared.additions import Additions, Drain, Part, Put
@@ -43,6 +43,7 @@ def add_restore_options(parser: argparse.ArgumentParser) -> None:
         "this host has them",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the difference, and change nothing")
+    parser.add_argument("--json", action="store_true", help="for scripts: the numbers and the differences")
     parser.add_argument(
         "--replace",
         action="store_true",
@@ -75,12 +76,12 @@ async def _restore(context: Context) -> int:
     current = await _current(context, exported, lost, trail)
     plan = Plan(exported.joined(lost), current, replace=options.replace)
     if lost and exported.created:
-        print(f"{SNAPSHOT_NOTE} ({tenants_and_keys(len(lost.tenants), len(lost.keys))})")
-    _show_lines(plan)
+        show_line(f"{SNAPSHOT_NOTE} ({tenants_and_keys(len(lost.tenants), len(lost.keys))})")
+    planned = _show_lines(plan, 0, options)
     if plan and not options.dry_run:
         await _apply(context, store, plan, trail)
-        _show_lines(plan)
-    _show_numbers(plan, is_dry=options.dry_run)
+        _show_lines(plan, planned, options)
+    _show_numbers(plan, options)
     return 0
 
 
@@ -181,12 +182,18 @@ def _records(context: Context, plan: Plan, before: Additions, after: Additions) 
         yield edit_record(drain, before, after)
 
 
-def _show_lines(plan: Plan) -> None:
-    for line in plan.lines:
+def _show_lines(plan: Plan, first: int, options: argparse.Namespace) -> int:
+    """Print the lines of a difference from one of them on; return their number."""
+    for line in () if options.json else plan.lines[first:]:
         print(line)
-    plan.lines.clear()
+    return len(plan.lines)
 
 
-def _show_numbers(plan: Plan, *, is_dry: bool) -> None:
-    print(f"{'would restore' if is_dry else 'restored'}: {summary(plan.restored)}")
+def _show_numbers(plan: Plan, options: argparse.Namespace) -> None:
+    restored = plan.restored
+    if options.json:
+        numbers = {"unchanged": plan.same, "kept": plan.kept, "past": plan.past, "differences": plan.lines}
+        print(msgspec.json.encode({"dry_run": options.dry_run, **numbers_of(restored), **numbers}).decode())
+        return
+    print(f"{'would restore' if options.dry_run else 'restored'}: {summary(restored)}")
     print(f"unchanged: {plan.same}; kept although they differ: {plan.kept}; of past periods: {plan.past}")

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 # Ids that Linux distributions give to people; macOS begins at 501.
 PEOPLE = range(500, 65_000)
 NO_SHELLS = ("/nologin", "/false", "/sync")
-# Accounts that distributions create in this range for programs.
-PROGRAMS = frozenset(("nobody", "nfsnobody"))
 
 
 def people(accounts: Iterable[pwd.struct_passwd] | None = None) -> list[str]:
@@ -19,8 +17,5 @@ def people(accounts: Iterable[pwd.struct_passwd] | None = None) -> list[str]:
     return sorted(
         account.pw_name
         for account in found
-        if account.pw_uid in PEOPLE
-        and account.pw_name not in PROGRAMS
-        and account.pw_shell
-        and not account.pw_shell.endswith(NO_SHELLS)
+        if account.pw_uid in PEOPLE and account.pw_shell and not account.pw_shell.endswith(NO_SHELLS)
     )

@@ -1,4 +1,4 @@
-"""Attempts: sends batches to replicas, checks the replies, and hedges late attempts.
+"""Attempts: sends batches to replicas, checks the replies, and decides when one is late and is hedged.
 
 Each attempt runs in a task of its own, because the calls whose slices it carries may leave at any time. It
 ends in one of three ways: a reply or a harmless error goes to `outcomes`, and a failure or refusal that an

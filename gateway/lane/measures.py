@@ -1,4 +1,4 @@
-"""Measurements that completed batches give a lane: its drain rate, the size of a batch, late attempts. Pure.
+"""Measurements that completed batches give a lane: drain rate, size of a batch, quantiles of durations. Pure.
 
 Interactive batches are sized so that one completes within a target time, because every call in a batch waits
 for the whole batch. Past that time, joining more calls costs each of them more than it saves the replica. But

@@ -1,4 +1,4 @@
-"""Arithmetic of limits. Pure: time is an argument in integer microseconds, and nothing awaits.
+"""Arithmetic of limits, and the price of a call. Pure: time is an argument in integer microseconds.
 
 Guarantees. Per second, minute and hour, at most amount + amount × t ÷ window is admitted in any span of
 length t. Per day and month (UTC), never more than the amount. `requests_in_flight`: never more at once.

@@ -1,4 +1,4 @@
-"""Comparison of the vectors that replicas return for the same texts: a matrix and verdicts."""
+"""Report on the vectors that replicas return for the same texts: a matrix and verdicts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""Fingerprint of a vector space: the vectors of the reference texts at an upstream's first replica. Pure."""
+"""Fingerprint of a vector space: vectors of reference texts, and the cosine that equal spaces reach. Pure."""
 
 import msgspec
 import numpy as np

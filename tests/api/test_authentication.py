@@ -52,6 +52,17 @@ def test_each_address_has_its_own_bucket_which_refills() -> None:
     assert 0 == guesses.wait_s("a", 100.0 + REFILL_S)
 
 
+def test_addresses_of_one_network_share_a_bucket() -> None:
+    guesses = GuessThrottle()
+    for number in range(GUESSES_MAX):
+        guesses.record_failure(f"2001:db8::{number:x}", "digest", 100.0)
+        guesses.record_failure(f"::ffff:192.0.2.{number}", "digest", 100.0)
+
+    assert guesses.wait_s("2001:db8::ffff", 100.0) > 0
+    assert 0 == guesses.wait_s("2001:db8:0:1::1", 100.0)
+    assert 0 == guesses.wait_s("::ffff:192.0.2.1", 100.0)
+
+
 def test_the_number_of_addresses_in_memory_is_bounded() -> None:
     guesses = GuessThrottle()
     for number in range(ADDRESSES_MAX + 500):

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gateway.api.operators.sign_in import BODY_BYTES_MAX
-from gateway.tenants.guess_throttle import GUESSES_MAX
+from gateway.tenants.guess_throttle import GUESSES_MAX, network_of
 from gateway.tenants.sign_on import key_source, sign_in
 from tests.conftest import Running, running_gateway
 from tests.fakes.hooks import until
@@ -225,11 +225,11 @@ async def test_codes_that_a_slow_issuer_checks_keep_no_other_address_out(
 
 
 def test_addresses_of_one_network_share_their_exchanges() -> None:
-    networks = {sign_in._network_of(f"2001:db8::{number:x}") for number in range(4)}
+    networks = {network_of(f"2001:db8::{number:x}") for number in range(4)}
 
     assert 1 == len(networks)
-    assert sign_in._network_of("2001:db8:0:1::1") not in networks
-    assert ["203.0.113.1", "unknown"] == [sign_in._network_of(each) for each in ("203.0.113.1", "unknown")]
+    assert network_of("2001:db8:0:1::1") not in networks
+    assert ["203.0.113.1", "unknown"] == [network_of(each) for each in ("203.0.113.1", "unknown")]
 
 
 async def test_a_sign_in_by_a_new_key_waits_for_it(

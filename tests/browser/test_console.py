@@ -182,6 +182,34 @@ def test_mistakes_in_a_form_are_told_next_to_it(console: ObservedPage) -> None:
         page.wait_for_selector(f"#tenant-answer .problem:has-text('{told}')")
 
 
+def test_an_edit_of_a_tenant_that_another_operator_has_changed_is_refused(
+    console: ObservedPage, gateway: Served
+) -> None:
+    page, path = console.page, "/admin/tenants/shared"
+    console.show("Tenants and keys")
+    make_tenant(page, "shared", "tokens_per_day: 5")
+    headers = {"authorization": f"Bearer {OPERATOR}"}
+    limits = page.get_by_label("Limits of the tenant")
+    with gateway.client() as client:
+        page.get_by_role("button", name="Edit shared").click()
+        client.patch(path, json={"weight": 7}, headers=headers).raise_for_status()
+        limits.fill("tokens_per_day: 6")
+        page.get_by_role("button", name="Save the tenant").click()
+        page.wait_for_selector("#tenant-answer .problem:has-text('shared was changed meanwhile')")
+        kept = client.get(path, headers=headers).json()["settings"]
+        # The list is read again: the next edit starts from what is there now.
+        page.wait_for_selector("#stored-tenants tbody tr:has-text('shared'):has-text('7')")
+        page.get_by_role("button", name="Edit shared").click()
+        limits.fill("tokens_per_day: 6")
+        page.get_by_role("button", name="Save the tenant").click()
+        page.wait_for_selector("#tenant-answer:has-text('shared is saved')")
+        saved = client.get(path, headers=headers).json()["settings"]
+
+    assert [(7, {"tokens_per_day": 5}), (7, {"tokens_per_day": 6})] == [
+        (settings["weight"], settings["limits"]) for settings in (kept, saved)
+    ]
+
+
 def test_adds_changes_and_removes_an_upstream(console: ObservedPage, upstream: str) -> None:
     page = console.page
     console.show("Upstreams")

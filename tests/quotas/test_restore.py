@@ -143,6 +143,9 @@ async def test_what_was_exported_is_what_is_restored(boot: Boots, place: Place) 
     assert dry[:-2] == printed[:-2]
     assert printed[-2].startswith("restored: 1 tenant, 1 key, ")
     assert before == await place.export("restored.jsonl")
+    [numbers] = map(json.loads, await place.restore("--json", "--dry-run"))
+    assert (0, 0, [], True) == tuple(numbers[name] for name in ("keys", "usage", "differences", "dry_run"))
+    assert numbers["unchanged"] > 0
     again = await place.restore()
     assert again[-2].startswith("restored: 0 tenants, 0 keys, 0 upstreams, 0 models, 0 drains, 0 counters")
     async with booted(boot, place) as gateway:

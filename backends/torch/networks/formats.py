@@ -1,4 +1,4 @@
-"""Number formats in which a network's weights are held, chosen before a tensor is read.
+"""Number formats of weights in memory, from that of the computation and that of the files.
 
 transformers reads each tensor into the number format of the empty network that it builds first. Therefore a
 weight never exists in a wider format than the one in which it is held.

@@ -1,4 +1,4 @@
-"""Linear layers that compute in one number format, with float32 between them.
+"""Number format of computation: the default of a device, and linear layers that compute in it.
 
 Rounding the sums between layers too would make a text's vector depend on the other texts of its batch. The
 layers cast their inputs themselves, so that autocast does not have to intercept every operation.

@@ -11,12 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from ipaddress import ip_address, ip_network
 
 import msgspec
 
 from gateway.config.schema import ConsoleClient
 from gateway.errors import InvalidInput, SignOnUnavailable, TokenRefused
+from gateway.tenants.guess_throttle import network_of
 from gateway.tenants.keyring import Tenant, key_digest
 from gateway.tenants.sign_on.sign_on import CheckedToken, Issuer, SignOn
 
@@ -27,8 +27,6 @@ EXCHANGES_MAX = 256
 EXCHANGES_PER_ADDRESS = 8
 # Exchanges of one address are at most so many times those that stay free, as bodies of a tenant are.
 SHARE_OF_FREE = 3
-# Part of an IPv6 address that one client may choose the rest of.
-PREFIX_V6 = 64
 # An error of OAuth as it may be written to a log.
 ERROR_NAME = re.compile(r"[a-z_]{1,40}")
 
@@ -104,7 +102,7 @@ class SignIns:
         issuer = self._sign_on.issuers.get(code.name)
         if issuer is None or issuer.settings.console is None:
             raise InvalidInput("there is no sign-in by this issuer", param="name")
-        with self._exchanging(_network_of(address)):
+        with self._exchanging(network_of(address)):
             token = await _exchange(code, issuer, issuer.settings.console.client_id)
             checked = self._checked(token, code.nonce, issuer, issuer.settings.console.client_id)
             tenant = await self._accept(checked, token)
@@ -150,17 +148,6 @@ class SignIns:
         except SignOnUnavailable:
             await checked.issuer.source.wait_for_reading()
             return self._sign_on.accept(checked, key_digest(token))
-
-
-def _network_of(address: str) -> str:
-    """Return the address of a client, or the network of which it may use every address."""
-    try:
-        parsed = ip_address(address)
-    except ValueError:
-        return address
-    if parsed.version == 4:
-        return address
-    return str(ip_network((parsed.packed, PREFIX_V6), strict=False))
 
 
 def _offer(issuer: Issuer, client: ConsoleClient) -> Offer:
