@@ -19,7 +19,7 @@ import { ratesBetween } from "./rates.js";
 import { canSignIn } from "./sign-on.js";
 
 const REFRESH_INTERVAL_MS = 1000;
-const OPERATOR_SCOPES = ["admin", "metrics"];
+const OPERATOR_SCOPES = ["admin", "admin:read", "metrics"];
 // name: in the address. operators: its content comes from /admin. scopes: a key needs one of them.
 const PAGES = [
   { name: "overview", title: "Overview", show: Overview, operators: true },
@@ -72,7 +72,7 @@ function keyNote(listed, isDenied) {
   if (listed.content) {
     const { models, scopes } = listed.content;
     if (scopes?.every((scope) => OPERATOR_SCOPES.includes(scope))) return "Operator's key accepted: it calls no models. ";
-    const denied = isDenied ? " Pages of operators need the scope admin." : "";
+    const denied = isDenied ? " Pages of operators need the scope admin or admin:read." : "";
     return `Key accepted, models: ${count(models.length)}.${denied} `;
   }
   if (!listed.problem) return "";
