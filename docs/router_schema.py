@@ -21,7 +21,7 @@ from gateway.config.schema import KINDS_OF_KEYS, LIMIT_NAME, Config, LimitAmount
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "gateway/config/router.schema.json"
 VALUES_SCHEMA = ROOT / "deploy/helm/embedding-gateway/values.schema.json"
-TABLES = ROOT / "docs/configuration.md"
+TABLES = sorted((ROOT / "docs").glob("configuration*.md"))
 
 ROW = re.compile(r"^\| (`[\w.<>`, ]+`) \| .+ \| (.+?) \|$", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
@@ -34,7 +34,7 @@ PLACEHOLDER = {"$ref": "#/$defs/Placeholder"}
 def meanings() -> dict[str, str]:
     """Return the meaning of each documented key by its path, without links and references."""
     found: dict[str, str] = {}
-    for keys, meaning in ROW.findall(TABLES.read_text(encoding="utf-8")):
+    for keys, meaning in ROW.findall("".join(page.read_text(encoding="utf-8") for page in TABLES)):
         text = LINK.sub(r"\1", REFERENCE.sub(".", meaning))
         for key in re.findall(r"`([^`]+)`", keys):
             known = found.get(key, "")

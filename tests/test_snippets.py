@@ -193,7 +193,8 @@ async def test_the_table_of_endpoints_lists_every_route(boot: Boots) -> None:
 
 
 def test_documented_defaults_are_those_of_the_schema() -> None:
-    rows = re.findall(r"^\| (`.+?) \| (.+?) \|", (ROOT / "docs/configuration.md").read_text(), re.MULTILINE)
+    pages = "".join(page.read_text() for page in sorted((ROOT / "docs").glob("configuration*.md")))
+    rows = re.findall(r"^\| (`.+?) \| (.+?) \|", pages, re.MULTILINE)
     documented = {
         key: default.strip("`") for keys, default in rows for key in re.findall(r"`([\w.<>]+)`", keys)
     }
