@@ -264,9 +264,7 @@ async def test_every_metric_is_documented() -> None:
 
 def test_every_config_key_is_documented() -> None:
     documented = set(
-        re.findall(
-            r"`([\w.<>]+)`", "".join(re.findall(r"^\| (`.+?) \|", _configuration(), re.MULTILINE))
-        )
+        re.findall(r"`([\w.<>]+)`", "".join(re.findall(r"^\| (`.+?) \|", _configuration(), re.MULTILINE)))
     )
 
     assert set(_keys(Config, "")) == documented
