@@ -75,6 +75,8 @@ class Shop:
         """Empty Redis, and wait until the gateway has noticed."""
         redis.command("FLUSHALL")
         assert wait_until(lambda: "store_lost" in "".join(served.log))
+        # An export of what is left would replace that of what there was.
+        assert 1 == self._command("export", "backup.jsonl").status
 
 
 def called(url: str, key: str) -> int:
