@@ -21,6 +21,9 @@ SUCCESSES = (200, 201, 204)
 REPLY_BYTES_MAX = 16 * 1024 * 1024
 MESSAGE_CHARACTERS_MAX = 300
 
+NO_KEY = "; set the key in GATEWAY_API_KEY, or pass a file with --key-file"
+WRONG_KEY = "; the key that was sent is that of --key-file, else of GATEWAY_API_KEY"
+
 Body = TypeVar("Body")
 
 
@@ -178,8 +181,8 @@ class GatewayClient:
         words = f"the gateway at {self._address} returned {reply.status_code}: {_error_message(body)}"
         if reply.status_code >= 500:
             raise GatewayUnavailable(words)
-        if reply.status_code == 401 and not self._has_key:
-            words += "; set the key in GATEWAY_API_KEY, or pass a file with --key-file"
+        if reply.status_code == 401:
+            words += WRONG_KEY if self._has_key else NO_KEY
         raise RequestRefused(words)
 
     def _check_size(self, size: int, bytes_max: int) -> None:
