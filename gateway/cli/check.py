@@ -1,6 +1,10 @@
-"""`gateway check`: report the problems of a router.yaml without starting or contacting anything."""
+"""`gateway check`: report the problems of a router.yaml without starting anything.
+
+It contacts nothing unless --live is given.
+"""
 
 import argparse
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,12 +13,15 @@ from rich.markup import escape
 
 from gateway.cli.first_key import NO_OPERATOR_KEY, needs_operator_key
 from gateway.cli.operator_options import add_config_option, add_json_option
-from gateway.cli.output import CleanConsole, count_of, print_json, show_problems
+from gateway.cli.output import CleanConsole, count_of, print_json, show_line, show_problems
 from gateway.config.host_users import people
-from gateway.config.load import load_config
+from gateway.config.load import load_config, with_lines
 from gateway.config.notes import notes
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config
+
+# A reference text takes a CPU server a moment.
+LIVE_TIMEOUT_S, LIVE_TIMEOUT_MAX_S = 10.0, 600.0
 
 
 class CheckReport(msgspec.Struct):
@@ -32,24 +39,43 @@ class CheckReport(msgspec.Struct):
 def add_check_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `gateway check` to its parser."""
     add_json_option(add_config_option(parser))
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="also ask the store, replicas, issuers and tokenizers whether they are as the file says",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=LIVE_TIMEOUT_S, metavar="S", help="of each with --live (default: 10)"
+    )
 
 
 def check_command(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run `gateway check`."""
-    return check(options.config, environment, as_json=options.json)
+    if not 0 < options.timeout <= LIVE_TIMEOUT_MAX_S:
+        show_line(f"--timeout: more than 0 and at most {LIVE_TIMEOUT_MAX_S:g}, not {options.timeout:g}")
+        return 2
+    live_s = options.timeout if options.live else None
+    return check(options.config, environment, as_json=options.json, live_s=live_s)
 
 
-def check(path: Path, environment: Mapping[str, str], *, as_json: bool = False) -> int:
-    """Print a summary and return 0 if the file can be used; otherwise print its problems and return 1."""
+def check(
+    path: Path, environment: Mapping[str, str], *, as_json: bool = False, live_s: float | None = None
+) -> int:
+    """Print a summary and return 0 if the file can be used; otherwise print its problems and return 1.
+
+    live_s: time for each server that is asked, None to ask none.
+    """
     try:
         config = load_config(path, environment)
+        found = list(_notes(config))
+        if live_s is not None:
+            found += _check_live(config, path, environment, live_s)
     except ConfigError as error:
         if as_json:
             print_json(CheckReport(str(path), is_usable=False, problems=error.problems))
         else:
             show_problems(path, error)
         return 1
-    found = list(_notes(config))
     if as_json:
         print_json(
             CheckReport(
@@ -70,6 +96,19 @@ def check(path: Path, environment: Mapping[str, str], *, as_json: bool = False) 
     for note in found:
         console.print(f"  [bold]{escape(note.path)}[/]: {escape(note.message)}")
     return 0
+
+
+def _check_live(
+    config: Config, path: Path, environment: Mapping[str, str], timeout_s: float
+) -> list[Problem]:
+    """Return notes on what the file refers to. Raises: ConfigError if something is not as it says."""
+    # It loads the adapters of all backends.
+    from gateway.cli.live_checks import live_problems
+
+    problems, remarks = asyncio.run(live_problems(config, environment, timeout_s))
+    if problems:
+        raise ConfigError(with_lines(path, problems))
+    return remarks
 
 
 def _notes(config: Config) -> list[Problem]:

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
@@ -17,7 +18,8 @@ from typing import TypeAlias
 import msgspec
 
 from gateway.audit.records import Actor, command_actor
-from gateway.cli.operator_options import add_config_option
+from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
+from gateway.cli.operator_options import add_config_option, address_of
 from gateway.cli.output import show_line, show_problems
 from gateway.config.load import load_config, parse_config
 from gateway.config.money import is_budget
@@ -27,6 +29,7 @@ from gateway.config.state_folder import state_folder
 from gateway.config.yaml_parser import format_yaml
 from gateway.declared.store import AdditionsInRedis
 from gateway.events import tenants_and_keys
+from gateway.quotas.kept_ledger import is_kept
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.file_store import FILE_NAME, FileTenantStore
@@ -35,6 +38,8 @@ from gateway.tenants.snapshot import FILE_NAME as SNAPSHOT_NAME
 from gateway.tenants.snapshot import SnapshotFile, Stored, loss_between, tenants_end_first_key
 from gateway.tenants.store import TenantChange, TenantStore
 
+# For a gateway on this machine.
+ANSWER_S = 1.0
 # Longer than a request's timeout, because a person waits.
 TIMEOUT_S = 5.0
 # A person at a terminal has the address of the store, but not all variables of the gateway's environment. Of
@@ -48,7 +53,8 @@ class Context(msgspec.Struct, frozen=True):
 
     redis: None if there is none. store: of tenants and keys; None if they are only in router.yaml. file: of
     the store if it is no Redis. folder: where a gateway without Redis would keep the file, if it is known.
-    state: folder of a gateway with Redis on this host, if it is known. by: the user who runs the command.
+    state: folder of a gateway with Redis on this host, if it is known. is_kept: a running gateway keeps the
+    file. by: the user who runs the command.
     """
 
     options: argparse.Namespace
@@ -58,6 +64,7 @@ class Context(msgspec.Struct, frozen=True):
     file: Path | None = None
     folder: Path | None = None
     state: Path | None = None
+    is_kept: bool = False
     by: Actor = msgspec.field(default_factory=command_actor)
 
     @property
@@ -75,6 +82,8 @@ class Context(msgspec.Struct, frozen=True):
         """Return who applies a change, and when."""
         if self.file is None:
             return "every gateway follows within a second"
+        if not self.is_kept:
+            return f"no gateway keeps {self.file} now: the next one that starts with this folder follows"
         return f"the gateway that keeps {self.file} follows within a second"
 
 
@@ -129,7 +138,8 @@ async def _run(
     if config.quotas.store == MEMORY:
         file = _tenants_file(folder)
         store = None if file is None else FileTenantStore(file, config.audit)
-        return await action(Context(options, config, None, store, file, folder))
+        has_gateway = file is not None and await asyncio.to_thread(_has_gateway, file.parent, config)
+        return await action(Context(options, config, None, store, file, folder, is_kept=has_gateway))
     redis = RedisClient(config.quotas.store, TIMEOUT_S)
     shared = TenantStore(redis, config.audit)
     try:
@@ -149,6 +159,25 @@ def _tenants_file(folder: Path | None) -> Path | None:
     if folder.stat().st_uid != os.geteuid():
         raise StoreUnavailable(f"{folder} belongs to another user: run the command as the gateway's user")
     return folder / FILE_NAME
+
+
+def _has_gateway(folder: Path, config: Config) -> bool:
+    """Return whether a running gateway keeps its state in a folder.
+
+    Raises: StoreUnavailable if none does, and one answers at the address in the file: it has another folder,
+    and would never follow.
+    """
+    if is_kept(folder):
+        return True
+    with suppress(RequestRefused, GatewayUnavailable, ValueError):
+        url = address_of(config, for_operators=False)
+        with closing(GatewayClient(url, None, timeout_s=ANSWER_S)) as client:
+            client.send("GET", "/livez")
+        raise StoreUnavailable(
+            f"the gateway at {url} does not keep them in {folder}: run the command as its user, with its "
+            "`state_dir`, STATE_DIRECTORY, XDG_STATE_HOME or HOME"
+        )
+    return False
 
 
 AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)

@@ -24,9 +24,11 @@ from gateway.cli.exported import (
     TenantRecord,
     UpstreamRecord,
     encode_export,
+    numbers_of,
     summary,
 )
-from gateway.cli.output import show_line, write_document
+from gateway.cli.operator_options import add_json_option
+from gateway.cli.output import print_result, show_line, write_document
 from gateway.config.schema import TenantConfig
 from gateway.config.state_folder import replace_private
 from gateway.declared.additions import Additions
@@ -46,6 +48,7 @@ NO_FILE_NOTE = (
 def add_export_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `gateway export` to its parser."""
     add_store_options(parser)
+    add_json_option(parser)
     parser.add_argument("file", metavar="FILE", help="where to write it; - is standard output")
     parser.add_argument(
         "--force", action="store_true", help="also while Redis has lost keys and tenants that gateways keep"
@@ -62,6 +65,9 @@ async def _export(context: Context) -> int:
     if store is None:
         show_line(context.no_store)
         return 1
+    if options.json and options.file == STANDARD_OUTPUT:
+        show_line("--json and the file - both are standard output: name a file, or leave --json out")
+        return 2
     if not await _is_whole(context):
         return 1
     exported = await _exported(context, store)
@@ -75,7 +81,8 @@ async def _export(context: Context) -> int:
     except OSError as error:
         show_line(f"{path} cannot be written: {error.strerror}")
         return 1
-    print(f"exported to {path}: {summary(exported)}")
+    numbers = {"file": str(path), **numbers_of(exported)}
+    print_result(numbers, f"exported to {path}: {summary(exported)}", as_json=options.json)
     return 0
 
 

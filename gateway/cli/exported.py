@@ -11,6 +11,7 @@ from typing import Any, Self, TypeAlias
 import msgspec
 
 from gateway import __version__
+from gateway.config.certificate_entries import entries_problem
 from gateway.config.schema import KEY_DIGEST, TenantConfig
 from gateway.quotas.limits import AMOUNT_MAX
 from gateway.quotas.stored_counts import Counter, DayUsageRow, limit_of
@@ -241,6 +242,7 @@ def _check(record: Content) -> None:
         case TenantRecord(name=name, settings=settings):
             _raise_if(name_problem(name))
             _raise_if("keys have lines of their own" if settings.keys else None)
+            _raise_if(entries_problem(settings.certificates))
             check_limits((), (settings,))
         case KeyRecord(key=key):
             _raise_if(id_problem(key.id) or name_problem(key.tenant))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.config.notes import NO_KEYS, lacks_keys
 from gateway.config.schema import Config, Key, host_and_port, is_loopback
 from gateway.config.state_folder import state_folder
 from gateway.store.errors import StoreUnavailable
@@ -325,6 +326,32 @@ def warn_of_missing_operator_key(config: Config, people: Sequence[str] = ()) -> 
             # The start has reported it already, and the keys in Redis may include one.
             return
     logger.warning(NO_OPERATOR_KEY)
+
+
+def warn_of_missing_keys(config: Config, sources: KeySources) -> None:
+    """Log a warning if tenants of the file have ended the first key, and no key is valid."""
+    if not lacks_keys(config):
+        return
+    try:
+        if asyncio.run(_has_stored_key(config, sources)):
+            return
+    except StoreUnavailable:
+        # The start has reported it already, and there may be keys.
+        return
+    logger.warning("tenants: %s", NO_KEYS)
+
+
+async def _has_stored_key(config: Config, sources: KeySources) -> bool:
+    """Return whether the store has a key of a tenant of the file. Raises: StoreUnavailable."""
+    if config.quotas.store == "memory":
+        keys = [] if sources.tenants_file is None else await FileTenantStore(sources.tenants_file).keys()
+    else:
+        store = TenantStore(RedisClient(config.quotas.store, STORE_TIMEOUT_S))
+        try:
+            keys = await store.keys()
+        finally:
+            await store.aclose()
+    return any(key.tenant in config.tenants for key in keys)
 
 
 async def _has_operator_key(url: str, file_tenants: Collection[str]) -> bool:

@@ -13,19 +13,23 @@ from gateway.cli.context import (
     Action,
     Context,
     add_store_options,
+    find_lost_tenants,
     format_limits,
     parse_limits,
     run_action,
     show_lost_tenants,
+    warn_of_first_key_end,
     warn_of_idle_budgets,
     warn_of_unknown_models,
 )
 from gateway.cli.operator_options import add_json_option
 from gateway.cli.output import NONE, print_json, print_result, show_line, show_table
 from gateway.config.durations import duration_s
-from gateway.config.schema import Scope
+from gateway.config.schema import Scope, TenantConfig
 from gateway.tenants.create_key import InvalidKeySettings, NewKey, make_key, new_secret, succeed
+from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.keyring import StoredKey, unknown_tenant_note
+from gateway.tenants.store import TenantStore
 
 
 def add_keys_options(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +53,7 @@ def add_keys_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=AMOUNT",
         help="tokens_per_minute=1000, in addition to its tenant's limits; may be repeated",
     )
+    create.add_argument("--new-tenant", action="store_true", help="also create the tenant, without limits")
     create.add_argument("--yaml", action="store_true", help="store nothing; print a line for router.yaml")
     add_json_option(create)
     listing = add_store_options(actions.add_parser("list", help="all keys, without their secrets"))
@@ -105,6 +110,8 @@ async def _create(context: Context) -> int:
     if store is None or options.yaml:
         _show_line_of_key(context, key)
         return 0
+    if not await _has_tenant(context, store):
+        return 1
     creation = await store.create_key(key.stored, by=context.by)
     if not creation.is_created:
         show_line(f"there is a key {key.stored.id} already; revoke it first, or choose another id")
@@ -112,10 +119,32 @@ async def _create(context: Context) -> int:
     print_result({"key": key.text, "is_stored": True, **_fields(key.stored)}, key.text, as_json=options.json)
     if context.file is not None:
         show_line(context.followed)
-    if not creation.has_tenant and options.tenant not in context.config.tenants:
+    if not creation.has_tenant and options.store is not None:
         show_line(unknown_tenant_note(options.tenant))
     warn_of_idle_budgets(context, key.stored.limits)
     return 0
+
+
+async def _has_tenant(context: Context, store: TenantStore | FileTenantStore) -> bool:
+    """Return whether the key has a tenant, which is created if the options ask for it."""
+    options = context.options
+    if options.new_tenant:
+        lost = await find_lost_tenants(context)
+        changed = await store.change_tenant(
+            options.tenant, lambda before: before or TenantConfig(), by=context.by
+        )
+        is_first = changed.is_first and not lost.has_ended_first_key
+        warn_of_first_key_end(context, is_first=is_first)
+        return True
+    # Without a file it is not known which tenants that has.
+    is_known = options.store is not None or options.tenant in context.config.tenants
+    if is_known or options.tenant in await store.tenants():
+        return True
+    show_line(
+        f"there is no tenant {options.tenant}, and its keys would be refused: add --new-tenant, or run "
+        f"`gateway tenants set {options.tenant}` first"
+    )
+    return False
 
 
 def _show_line_of_key(context: Context, key: NewKey) -> None:

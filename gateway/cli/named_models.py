@@ -51,6 +51,13 @@ class Server(NamedTuple):
     models: tuple[str, ...]
 
 
+class FoundModels(NamedTuple):
+    """Models of a server. models: None if it is of another kind. refusals: paths that want another key."""
+
+    models: tuple[str, ...] | None
+    refusals: list[str]
+
+
 class ServerKey(NamedTuple):
     """Key of the servers behind the URLs, in a variable of the environment."""
 
@@ -212,6 +219,18 @@ def probe_server(url: str, key: ServerKey | None = None) -> Server:
         f"{url}: no TEI, vLLM, Infinity or OpenAI-compatible server answers there (asked: /info, /v1/models, "
         "/version, /models)"
     )
+
+
+def models_at(url: str, backend: BackendKind, key: ServerKey | None = None) -> FoundModels:
+    """Return the models of a server if it is of that kind. Raises: UnusableModel if none answers."""
+    recognize, refusals = KINDS[backend].recognize, list[str]()
+    answer = cache(partial(_answer, url.rstrip("/").removesuffix("/v1"), key, refusals))
+    return FoundModels(None if recognize is None else recognize(answer), refusals)
+
+
+def is_grpc(url: str) -> bool:
+    """Return whether a server is called over gRPC."""
+    return url.startswith(GRPC_SCHEMES)
 
 
 def _answer(base: str, key: ServerKey | None, refused: list[str], path: str) -> Any:

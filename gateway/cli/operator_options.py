@@ -109,12 +109,12 @@ def find_gateway(
         )
     else:
         hint = f"; there is no {path} here: name another gateway with --url or {URL_VARIABLE}"
-    url = DEFAULT_URL if config is None else _address(config, for_operators=for_operators)
+    url = DEFAULT_URL if config is None else address_of(config, for_operators=for_operators)
     first = None if key else _first_key(config, environment)
     return FoundGateway(url, key or first, first is not None, hint)
 
 
-def _address(config: Config, *, for_operators: bool) -> str:
+def address_of(config: Config, *, for_operators: bool) -> str:
     """Return the URL of the admin API, or of the callers' API. Raises: RequestRefused."""
     host, port = host_and_port((for_operators and config.admin.listen) or config.listen)
     if not port:

@@ -8,10 +8,17 @@ import msgspec
 from gateway.audit.query import PAGE_MAX, AuditQuery
 from gateway.audit.records import AuditRecord, new_record
 from gateway.audit.trail import AuditTrail
-from gateway.cli.context import Context, add_store_options, find_lost_tenants, run_action
+from gateway.cli.context import (
+    Context,
+    add_store_options,
+    find_lost_tenants,
+    run_action,
+    warn_of_first_key_end,
+)
 from gateway.cli.export import counted_tenants, read_input, stored_additions, stored_counts
 from gateway.cli.exported import Exported, NotExported, decode_export, numbers_of, summary
-from gateway.cli.output import show_line
+from gateway.cli.operator_options import add_json_option
+from gateway.cli.output import print_json, show_line
 from gateway.cli.restore_plan import ChangedMeanwhile, Current, Plan
 from gateway.declared.additions import Additions, Drain, Part, Put
 from gateway.declared.audited import edit_record
@@ -43,7 +50,7 @@ def add_restore_options(parser: argparse.ArgumentParser) -> None:
         "this host has them",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the difference, and change nothing")
-    parser.add_argument("--json", action="store_true", help="for scripts: the numbers and the differences")
+    add_json_option(parser)
     parser.add_argument(
         "--replace",
         action="store_true",
@@ -91,7 +98,7 @@ async def _current(context: Context, exported: Exported, lost: Stored, trail: Au
     counts, names = stored_counts(context), {record.tenant for record in exported.counters}
     names |= await counted_tenants(context)
     rows = {row.tenant for row in exported.usage}
-    config, removed = context.config, set[str]()
+    removed = set[str]()
     if exported.created:
         removed = await _removed_since(trail, exported.created)
     if lost:
@@ -100,11 +107,11 @@ async def _current(context: Context, exported: Exported, lost: Stored, trail: Au
     return Current(
         await context.store.tenants(),
         {key.id: key for key in await context.store.keys()},
+        context.config,
         await counts.counters(names),
         await counts.usage(rows, {row.day for row in exported.usage}),
         removed,
         await stored_additions(context),
-        {*(("upstreams", name) for name in config.upstreams), *(("models", name) for name in config.models)},
     )
 
 
@@ -137,12 +144,16 @@ async def _apply(
 
 
 async def _put_tenants(context: Context, store: TenantStore | FileTenantStore, plan: Plan) -> None:
+    ends_first_key = False
+    lost = await find_lost_tenants(context)
     for record in list(plan.tenants):
         try:
-            await store.change_tenant(record.name, plan.change(record), by=context.by)
+            changed = await store.change_tenant(record.name, plan.change(record), by=context.by)
+            ends_first_key |= changed.is_first and not lost.has_ended_first_key
         except ChangedMeanwhile:
             plan.tenants.remove(record)
             plan.keep(f"tenant {record.name}: changed meanwhile; it stays as it is")
+    warn_of_first_key_end(context, is_first=ends_first_key)
 
 
 async def _put_keys(context: Context, store: TenantStore | FileTenantStore, plan: Plan) -> None:
@@ -193,7 +204,7 @@ def _show_numbers(plan: Plan, options: argparse.Namespace) -> None:
     restored = plan.restored
     if options.json:
         numbers = {"unchanged": plan.same, "kept": plan.kept, "past": plan.past, "differences": plan.lines}
-        print(msgspec.json.encode({"dry_run": options.dry_run, **numbers_of(restored), **numbers}).decode())
+        print_json({"dry_run": options.dry_run, **numbers_of(restored), **numbers})
         return
     print(f"{'would restore' if options.dry_run else 'restored'}: {summary(restored)}")
     print(f"unchanged: {plan.same}; kept although they differ: {plan.kept}; of past periods: {plan.past}")

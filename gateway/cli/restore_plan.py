@@ -20,11 +20,12 @@ from gateway.cli.exported import (
     UpstreamRecord,
 )
 from gateway.config.money import in_currency
-from gateway.config.schema import TenantConfig
+from gateway.config.schema import Config, TenantConfig
 from gateway.declared.additions import Additions
 from gateway.declared.settings import redact, shown_url
 from gateway.quotas.stored_counts import Counter, DayUsageRow, is_current, limit_of
 from gateway.tenants.audited import key_fields, tenant_fields
+from gateway.tenants.client_certificate import sharing_problem
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.store import SettingsChange
 
@@ -38,18 +39,18 @@ NO_ADDITIONS = (
 class Current(msgspec.Struct, frozen=True):
     """Content of the store.
 
-    keys: by id. removed: objects of the audit that operators have removed since the file was written, and
-    drains that they have ended. additions: None if the store keeps none. in_file: names of upstreams and
-    models that router.yaml defines.
+    keys: by id. file: router.yaml, or what is known of it. removed: objects of the audit that operators have
+    removed since the file was written, and drains that they have ended. additions: None if the store keeps
+    none.
     """
 
     tenants: Mapping[str, TenantConfig]
     keys: Mapping[str, StoredKey]
+    file: Config
     counters: Sequence[Counter] = ()
     usage: Sequence[DayUsageRow] = ()
     removed: Collection[str] = ()
     additions: Additions | None = None
-    in_file: Collection[tuple[str, str]] = ()
 
 
 class ChangedMeanwhile(Exception):
@@ -144,7 +145,11 @@ class Plan:
         return found
 
     def _restores_tenant(self, record: TenantRecord) -> bool:
-        known = self._current.tenants.get(record.name)
+        known, certificates = self._current.tenants.get(record.name), record.settings.certificates
+        problem = sharing_problem(record.name, certificates, self._current.tenants, self._current.file)
+        if problem is not None:
+            self.keep(f"tenant {record.name}: {problem}")
+            return False
         was = None if known is None else tenant_fields(known)
         name = f"tenant {record.name}"
         return self._restores(name, f"tenant/{record.name}", was, tenant_fields(record.settings))
@@ -169,7 +174,7 @@ class Plan:
         additions, kind = self._current.additions, part[:-1]
         if additions is None:
             return False
-        if (part, record.name) in self._current.in_file:
+        if record.name in getattr(self._current.file, part):
             self.keep(f"{kind} {record.name}: router.yaml defines it, and the file wins")
             return False
         known = getattr(additions, part).get(record.name)

@@ -21,6 +21,7 @@ from gateway.cli.first_key import (
     first_key,
     key_sources,
     log_open_admin,
+    warn_of_missing_keys,
     warn_of_missing_operator_key,
 )
 from gateway.cli.named_models import UnusableModel, add_server_key_option, config_of, server_key
@@ -126,6 +127,7 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
     log_open_admin(config, found)
     if key is None:
         warn_of_missing_operator_key(config, found)
+        warn_of_missing_keys(config, sources)
     try:
         asyncio.run(
             _run(config, ConfigSource(path, environment), key, sources, is_shared_host=len(found) > 1)

@@ -54,6 +54,13 @@ def parse_config(
     return _read(text, environment, base).config_of(sections)
 
 
+def with_lines(path: Path, problems: Iterable[Problem]) -> list[Problem]:
+    """Return problems that were found in a loaded file, with their lines. Raises: ConfigError."""
+    lines = parse_yaml(path.read_text(encoding="utf-8")).lines
+    found = [msgspec.structs.replace(problem, line=lines.line_of(problem.path, {})) for problem in problems]
+    return sorted(found, key=_line)
+
+
 class _Reading(msgspec.Struct, frozen=True):
     """A file that was read as far as possible.
 

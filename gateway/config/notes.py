@@ -8,11 +8,28 @@ from gateway.config.problems import Problem
 from gateway.config.schema import KINDS_OF_KEYS, OPERATORS, Config, foreign_keys, is_loopback
 from gateway.config.upstream_checks import FOREIGN
 
+# For an operator who adds the first tenant to a file, and whose callers use the first key.
+NO_KEYS = (
+    "they end the first key, and none has a key in this file: callers get 401 until they have one of "
+    "`gateway keys create TENANT`"
+)
+
+
+def lacks_keys(config: Config) -> bool:
+    """Return whether a file has tenants, and neither keys nor an issuer of tokens for any of them."""
+    return (
+        bool(config.tenants)
+        and not config.sign_on
+        and not any(each.keys or each.certificates for each in config.tenants.values())
+    )
+
 
 def notes(config: Config) -> Iterator[Problem]:
     """Yield a note for each setting that has no effect, or less than it seems to have."""
     yield from ignored_keys(config)
     yield from _cache_notes(config)
+    if lacks_keys(config):
+        yield Problem("tenants", f"{NO_KEYS}; those that are stored are not read here")
     yield from _sign_on_notes(config)
     yield from _forgotten_limits(config)
     yield from _notify_notes(config)

@@ -193,6 +193,24 @@ class CountsFolder:
             return None
 
 
+def is_kept(folder: Path) -> bool:
+    """Return whether a running gateway keeps its counts in a folder.
+
+    A gateway that starts at this moment finds the lock taken, and tries again.
+    """
+    try:
+        lock = os.open(folder / LOCK_FILE, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 class KeptLedger(MemoryLedger):
     """Ledger in memory whose days, months and usage are kept in a folder."""
 

@@ -336,7 +336,7 @@ def test_a_key_of_a_tenant_sees_only_its_own(browser: Any, console: ObservedPage
 
     assert "tokens_per_day" in limits
     assert "left" in limits
-    assert "Key accepted, models: 1. Pages of operators need the scope admin." in note
+    assert "Key accepted, models: 1. Pages of operators need the scope admin or admin:read." in note
     assert titles == ["Jobs", "Playground", "My key", "API"]
     assert problems == 0
 

@@ -10,6 +10,7 @@ import pytest
 from gateway.tenants.keyring import key_digest
 from tests.processes.conftest import KEY, Served, wait_until
 from tests.quotas.conftest import Commands
+from tests.quotas.redis_server import free_port
 
 CONFIG = """
 listen: 127.0.0.1:0
@@ -42,6 +43,7 @@ def test_a_running_gateway_follows_the_commands(config: Path, command: Commands)
         key = created.out.strip()
 
         assert (0, 0) == (tenant.status, created.status)
+        assert "follows within a second" in created.err
         assert wait_until(lambda: status(served.url, key) == 200)
         # Without Redis the first key outlives tenants, and no note says otherwise.
         assert (200, "") == (status(served.url, KEY), tenant.err)
@@ -50,6 +52,27 @@ def test_a_running_gateway_follows_the_commands(config: Path, command: Commands)
         assert wait_until(lambda: status(served.url, key) == 401)
     finally:
         served.stop()
+
+
+@pytest.mark.slow
+def test_a_folder_that_the_running_gateway_does_not_keep_is_refused(config: Path, command: Commands) -> None:
+    config.write_text(config.read_text().replace("127.0.0.1:0", f"127.0.0.1:{free_port()}"))
+    other = config.parent / "other"
+    other.mkdir(mode=0o700)
+    mistaken = config.with_name("mistaken.yaml")
+    mistaken.write_text(config.read_text().replace(str(config.parent / "state"), str(other)))
+    served = Served(config).wait_until_up()
+    try:
+        refused = command("keys", "create", "acme", "--new-tenant", "-c", str(mistaken))
+    finally:
+        served.stop()
+    assert (1, "", []) == (refused.status, refused.out, list(other.iterdir()))
+    assert f"the gateway at {served.url} does not keep them in {other}" in refused.err
+
+    # None answers now: a key may be made before the start.
+    created = command("keys", "create", "acme", "--new-tenant", "-c", str(mistaken))
+    assert 0 == created.status
+    assert "no gateway keeps" in created.err
 
 
 @pytest.mark.slow

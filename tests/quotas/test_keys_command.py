@@ -72,7 +72,7 @@ def accepted(url: str, key: str) -> bool:
 @pytest.mark.slow
 def test_revoked_key_is_rejected_by_every_gateway(config: Path, own_redis: RedisServer) -> None:
     gateway("tenants", "set", "acme", "-c", str(config))
-    key = gateway("keys", "create", "acme", "--id", "first", "-c", str(config)).stdout.strip()
+    key = gateway("keys", "create", "acme", "--new-tenant", "--id", "first", "-c", str(config)).stdout.strip()
     running = [Served(config).wait_until_up() for _ in range(2)]
     try:
         assert all(wait_until(lambda url=served.url: accepted(url, key)) for served in running)
@@ -95,16 +95,34 @@ def test_warns_that_the_first_tenant_ends_the_first_key(config: Path, command: C
     assert [[FIRST_KEY_NOTE], []] == [first.err.splitlines(), second.err.splitlines()]
 
 
-def test_tenant_after_its_key_ends_the_first_key(config: Path, command: Commands) -> None:
-    key = command("keys", "create", "acme", "-c", str(config))
+def test_a_key_without_a_tenant_is_refused_or_creates_it(config: Path, command: Commands) -> None:
+    refused = command("keys", "create", "acme", "-c", str(config))
+    assert (1, "") == (refused.status, refused.out)
+    assert "there is no tenant acme" in refused.err
+    assert "--new-tenant" in refused.err
+    assert [] == json.loads(command("keys", "list", "--json", "-c", str(config)).out)
+
+    command("tenants", "set", "globex", "--limit", "tokens_per_minute=10", "-c", str(config))
+    for tenant in ("acme", "globex"):
+        assert 0 == command("keys", "create", tenant, "--new-tenant", "-c", str(config)).status
+    tenants = json.loads(command("tenants", "list", "--json", "-c", str(config)).out)
+    # One that exists keeps its limits.
+    assert {"acme": {}, "globex": {"tokens_per_minute": 10}} == {
+        name: tenant.get("limits", {}) for name, tenant in tenants.items()
+    }
+
+
+def test_new_tenant_of_a_key_ends_the_first_key(config: Path, command: Commands) -> None:
+    key = command("keys", "create", "acme", "--new-tenant", "-c", str(config))
     tenant = command("tenants", "set", "acme", "-c", str(config))
 
-    assert [unknown_tenant_note("acme")] == key.err.splitlines()
-    assert [FIRST_KEY_NOTE] == tenant.err.splitlines()
+    assert ([FIRST_KEY_NOTE], []) == (key.err.splitlines(), tenant.err.splitlines())
 
 
 def test_lists_keys_that_are_refused(config: Path, command: Commands) -> None:
-    created = command("keys", "create", "acme", "--id", "k", "-c", str(config))
+    # Without the file it may have the tenant.
+    [store] = re.findall(r"redis://[^\s\"'}]+", config.read_text())
+    created = command("keys", "create", "acme", "--id", "k", "--store", store)
     table = command("keys", "list", "-c", str(config)).out
     command("tenants", "set", "acme", "-c", str(config))
     after = command("keys", "list", "-c", str(config)).out
@@ -118,7 +136,7 @@ def test_prints_a_line_for_router_yaml_without_redis(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no state"))
     path = tmp_path / "router.yaml"
     path.write_text(CONFIG.format(store="memory"))
-    created = gateway("keys", "create", "acme", "--id", "x", "-c", str(path)).stdout
+    created = gateway("keys", "create", "acme", "--new-tenant", "--id", "x", "-c", str(path)).stdout
 
     key = created.split()[0]
     found = re.search(r'digest: "(sha256:[0-9a-f]{64})", id: "x"', created)
@@ -129,11 +147,11 @@ def test_prints_a_line_for_router_yaml_without_redis(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize(
     "words",
-    [("keys", "revoke", "nobody"), ("keys", "create", "acme", "--id", "same")],
+    [("keys", "revoke", "nobody"), ("keys", "create", "acme", "--new-tenant", "--id", "same")],
     ids=["revoke", "create"],
 )
 def test_keys_command_reports_failures_in_one_line(config: Path, words: tuple[str, ...]) -> None:
-    gateway("keys", "create", "acme", "--id", "same", "-c", str(config))
+    gateway("keys", "create", "acme", "--new-tenant", "--id", "same", "-c", str(config))
     ended = gateway(*words, "-c", str(config))
 
     assert 1 == ended.returncode
@@ -143,20 +161,20 @@ def test_keys_command_reports_failures_in_one_line(config: Path, words: tuple[st
 @pytest.mark.parametrize(
     ("words", "status"),
     [
-        (("keys", "create", "acme", "--scope", "nonsense"), 2),
-        (("keys", "create", "acme", "--scope", "embed", "--scope", "admin"), 0),
-        (("keys", "create", "acme", "--limit", "tokens_per_minute"), 1),
-        (("keys", "create", "acme", "--limit", "tokens_per_minute=0"), 1),
-        (("keys", "create", "acme", "--limit", "bytes_per_minute=5"), 1),
-        (("keys", "create", "acme", "--expires", "tomorrow"), 2),
-        (("keys", "create", "acme", "--expires", "2127-01-31"), 0),
-        (("keys", "create", "acme", "--expires", "2026-01-31"), 1),
+        (("keys", "create", "acme", "--new-tenant", "--scope", "nonsense"), 2),
+        (("keys", "create", "acme", "--new-tenant", "--scope", "embed", "--scope", "admin"), 0),
+        (("keys", "create", "acme", "--new-tenant", "--limit", "tokens_per_minute"), 1),
+        (("keys", "create", "acme", "--new-tenant", "--limit", "tokens_per_minute=0"), 1),
+        (("keys", "create", "acme", "--new-tenant", "--limit", "bytes_per_minute=5"), 1),
+        (("keys", "create", "acme", "--new-tenant", "--expires", "tomorrow"), 2),
+        (("keys", "create", "acme", "--new-tenant", "--expires", "2127-01-31"), 0),
+        (("keys", "create", "acme", "--new-tenant", "--expires", "2026-01-31"), 1),
         (("keys", "create", "a/b"), 1),
         (("keys", "create", ""), 1),
-        (("keys", "create", "acme", "--id", "a/b"), 1),
-        (("keys", "create", "acme", "--id", "équipe"), 1),
-        (("keys", "create", "acme", "--id", "a team"), 1),
-        (("keys", "create", "équipe bleue", "--id", "a-team.2_b"), 0),
+        (("keys", "create", "acme", "--new-tenant", "--id", "a/b"), 1),
+        (("keys", "create", "acme", "--new-tenant", "--id", "équipe"), 1),
+        (("keys", "create", "acme", "--new-tenant", "--id", "a team"), 1),
+        (("keys", "create", "équipe bleue", "--new-tenant", "--id", "a-team.2_b"), 0),
         (("tenants", "set", "a/b"), 1),
     ],
 )
@@ -169,12 +187,14 @@ def test_rejects_invalid_scopes_limits_and_names(
 def test_stores_and_prints_limits_of_a_key(config: Path, own_redis: RedisServer, command: Commands) -> None:
     words = ("--id", "k", "--limit", "tokens_per_minute=1000", "--limit", "requests_in_flight=2")
     own = {"tokens_per_minute": 1000, "requests_in_flight": 2}
-    created = command("keys", "create", "acme", *words, "-c", str(config))
-    command("keys", "create", "acme", "--id", "plain", "-c", str(config))
+    created = command("keys", "create", "acme", "--new-tenant", *words, "-c", str(config))
+    command("keys", "create", "acme", "--new-tenant", "--id", "plain", "-c", str(config))
     listed = json.loads(command("keys", "list", "--json", "-c", str(config)).out)
     table = command("keys", "list", "-c", str(config)).out
     config.write_text(CONFIG.format(store="memory"))
-    line = command("keys", "create", "acme", *words, "--yaml", "-c", str(config)).out.splitlines()[-1]
+    line = command(
+        "keys", "create", "acme", "--new-tenant", *words, "--yaml", "-c", str(config)
+    ).out.splitlines()[-1]
 
     assert 0 == created.status
     assert [("k", own), ("plain", {})] == [(key["id"], key["limits"]) for key in listed]
@@ -186,7 +206,7 @@ def test_stores_and_prints_limits_of_a_key(config: Path, own_redis: RedisServer,
 
 
 def test_a_key_can_carry_a_budget(config: Path, command: Commands) -> None:
-    words = ("create", "acme", "--id", "k", "--limit", "budget_per_month=12.5")
+    words = ("create", "acme", "--id", "k", "--new-tenant", "--limit", "budget_per_month=12.5")
     idle = command("keys", *words, "-c", str(config))
     [key] = json.loads(command("keys", "list", "--json", "-c", str(config)).out)
     config.write_text(f"{config.read_text()}currency: EUR\n")

@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.check import check
-from gateway.cli.first_key import NO_OPERATOR_KEY, needs_operator_key, warn_of_missing_operator_key
+from gateway.cli.first_key import (
+    NO_OPERATOR_KEY,
+    KeySources,
+    needs_operator_key,
+    warn_of_missing_keys,
+    warn_of_missing_operator_key,
+)
 from gateway.config.load import parse_config
 from gateway.config.schema import Config, TenantConfig
 from gateway.store.redis_client import RedisClient
+from gateway.tenants.file_store import FILE_NAME, FileTenantStore
 from gateway.tenants.keyring import StoredKey, key_digest
 from gateway.tenants.store import TenantStore
 from tests.actors import TESTER
@@ -81,6 +88,35 @@ def test_start_warns_until_redis_has_a_key_for_admin(
     asyncio.run(store(StoredKey("ops", key_digest("d"), "acme", None, ("admin",))))
     warn_of_missing_operator_key(config)
     assert 3 == len(caplog.messages)
+
+
+def test_start_warns_if_tenants_of_the_file_end_the_first_key_and_none_has_a_key(
+    tmp_path: Path, own_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings(config: Config) -> int:
+        caplog.clear()
+        warn_of_missing_keys(config, sources)
+        return len(caplog.messages)
+
+    def store(tenant: str) -> None:
+        key = StoredKey(tenant, key_digest(tenant), tenant)
+        asyncio.run(FileTenantStore(sources.tenants_file or tmp_path).create_key(key, by=TESTER))
+
+        async def into_redis() -> None:
+            tenants = TenantStore(RedisClient(own_redis.url, 5))
+            await tenants.create_key(key, by=TESTER)
+            await tenants.aclose()
+
+        asyncio.run(into_redis())
+
+    sources = KeySources(None, None, False, tmp_path / FILE_NAME)
+    configs = config_of(TENANT), config_of(TENANT, store=own_redis.url)
+    store("of another tenant")
+    assert [1, 1] == [warnings(config) for config in configs]
+    assert 0 == warnings(config_of(ADMIN_OF_A_TENANT))
+    assert 0 == warnings(config_of())
+    store("acme")
+    assert [0, 0] == [warnings(config) for config in configs]
 
 
 def test_unavailable_redis_adds_no_warning(own_redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from gateway.events import Event, StoreChanged
 from gateway.quotas.ledger import QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost, parse_limit
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
+from gateway.quotas.stored_counts import Counter, CountsInRedis, DayUsageRow, usage_days
 from gateway.store.errors import StoreUnavailable
 from gateway.store.memory_use import fullest
 from gateway.store.redis_client import RedisClient
@@ -69,6 +70,27 @@ async def counts(url: str) -> None:
         assert not events
 
 
+async def raises_counts(url: str) -> None:
+    """Check that spent limits which were raised are read again and refuse, for tenants on any node."""
+    tenants = [*(f"raised-{number}" for number in range(6)), *(f"{name}raised" for name in ODD_TENANTS)]
+    today = datetime.now(UTC).date().isoformat()
+    counters = [Counter(tenant, "requests_per_day", 3, today, 3) for tenant in sorted(tenants)]
+    rows = [DayUsageRow(tenant, today, "m", "k", {"tokens": 5}) for tenant in sorted(tenants)]
+    client = RedisClient(url, 3)
+    try:
+        stored = CountsInRedis(client)
+        for _ in range(2):
+            await stored.raise_to(counters, rows)
+        assert counters == await stored.counters(tenants)
+        assert rows == await stored.usage(tenants, usage_days())
+        async with ledger_on(url) as (ledger, _):
+            for tenant in tenants:
+                with pytest.raises(QuotaExceeded):
+                    await call(ledger, tenant)
+    finally:
+        await client.aclose()
+
+
 async def holds_keys(url: str) -> None:
     store = TenantStore(RedisClient(url, 3))
     settings = config.TenantConfig(limits={"requests_per_hour": 5})
@@ -121,6 +143,7 @@ def _agrees(info: str, known: str) -> bool:
 @pytest.mark.slow
 async def test_counts_quotas_and_stores_keys_in_a_cluster(cluster: str) -> None:
     await counts(cluster)
+    await raises_counts(cluster)
     await holds_keys(cluster)
     await reports_memory(cluster)
 

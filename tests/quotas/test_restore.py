@@ -203,6 +203,44 @@ async def test_what_is_newer_stays_unless_it_is_to_be_replaced(boot: Boots, plac
     assert "change" == (await place.records("tenant/acme"))[0].action
 
 
+async def test_a_client_certificate_identifies_one_tenant_after_a_restore_too(place: Place) -> None:
+    entry = "dns:indexer.example"
+    await place.done("tenants", "set", "acme", "--certificate", entry)
+    [before, _] = await place.export()
+    place.empty()
+    await place.done("tenants", "set", "other", "--certificate", entry)
+    line = f"! tenant acme: {entry} is listed by other too: a certificate identifies one tenant"
+    assert line in await place.restore("--replace")
+    await place.done("tenants", "remove", "other")
+    await place.restore()
+    assert before == (await place.export())[0]
+
+
+async def test_a_gateway_moves_from_its_file_to_redis(
+    boot: Boots, own_redis: RedisServer, tmp_path: Path, command: Commands
+) -> None:
+    folder, config = tmp_path / "state", tmp_path / "router.yaml"
+    folder.mkdir(mode=0o700)
+    config.write_text(CONFIG.format(store="memory", folder=folder, ops=key_digest(KEY)))
+    place = Place(config, folder, None, command)
+    key = await filled(boot, place)
+    before = await place.export()
+    config.write_text(CONFIG.format(store=own_redis.url, folder=folder, ops=key_digest(KEY)))
+    place = place._replace(redis=own_redis)
+    await place.restore()
+    assert before == await place.export("moved.jsonl")
+    async with booted(boot, place) as gateway:
+        await until_called(gateway, key, 429)
+
+
+async def test_an_export_for_scripts(place: Place) -> None:
+    await place.done("tenants", "set", "acme")
+    path = place.folder.parent / "backup.jsonl"
+    numbers = json.loads(await place.done("export", str(path), "--json"))
+    assert {"file": str(path), "tenants": 1, "keys": 0}.items() <= numbers.items()
+    assert 2 == (await place.run("export", "-", "--json")).status
+
+
 async def test_a_count_is_never_lowered(boot: Boots, place: Place) -> None:
     key = await filled(boot, place)
     before = await place.export()

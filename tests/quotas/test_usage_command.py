@@ -232,7 +232,7 @@ def test_prints_usage_of_all_tenants_by_default(
     file.write_text(f"{file.read_text()}tenants: {{{in_file}: {{}}}}\n")
     command("tenants", "set", set_, "-c", str(file))
     for tenant in (with_key, "acme"):
-        command("keys", "create", tenant, "-c", str(file))
+        command("keys", "create", tenant, "--new-tenant", "-c", str(file))
     for tenant in (in_file, set_, with_key, "default"):
         use(own_redis, DAY, "bge", Cost(tokens=7, inputs=2), tenant)
     ended = command("usage", *DAYS, "--form", "json", "-c", str(file))
@@ -308,7 +308,7 @@ tenants: {acme: {keys: ["sha256:${DIGEST}"], limits: {tokens_per_day: 0}}}
 COMMANDS = (
     ("usage",),
     ("keys", "list"),
-    ("keys", "create", "acme", "--id", "new"),
+    ("keys", "create", "acme", "--new-tenant", "--id", "new"),
     ("keys", "revoke", "new"),
     ("tenants", "set", "globex", "--model", "bge"),
     ("tenants", "list"),

@@ -70,9 +70,10 @@ def gateway(*words: str, encoding: str) -> "subprocess.CompletedProcess[bytes]":
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_every_terminal_gets_every_name(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "router.yaml"
-    upstream = '{backend: tei, replicas: ["http://tei"]}'
+    upstreams = '{one: {backend: tei, replicas: ["http://tei"]}}'
     path.write_text(
-        f"state_dir: {tmp_path}\nupstreams: {{one: {upstream}}}\nmodels: {{m: {{upstream: one}}}}\n"
+        f"listen: 127.0.0.1:0\nstate_dir: {tmp_path}\nupstreams: {upstreams}\n"
+        "models: {m: {upstream: one}}\n"
     )
     asyncio.run(FileTenantStore(tmp_path / FILE_NAME).put_tenant(NAME, TenantConfig(), by=TESTER))
     table = gateway("tenants", "list", "-c", str(path), encoding=encoding)
@@ -107,9 +108,10 @@ def test_changes_and_lists_are_one_document_for_scripts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "router.yaml"
-    upstream = '{backend: tei, replicas: ["http://tei"]}'
+    upstreams = '{one: {backend: tei, replicas: ["http://tei"]}}'
     path.write_text(
-        f"state_dir: {tmp_path}\nupstreams: {{one: {upstream}}}\nmodels: {{m: {{upstream: one}}}}\n"
+        f"listen: 127.0.0.1:0\nstate_dir: {tmp_path}\nupstreams: {upstreams}\n"
+        "models: {m: {upstream: one}}\n"
     )
 
     def run(*words: str, status: int = 0) -> Any:

@@ -47,6 +47,17 @@ def test_a_sign_on_table_to_an_unknown_tenant_is_noted(
     assert not notes_of(tmp_path, text + "quotas: {store: 'redis://redis:6379'}\n", capsys)
 
 
+def test_tenants_without_keys_that_end_the_first_key_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = UPSTREAMS % "" + "models: {m: {upstream: t}}\n"
+    [note] = notes_of(tmp_path, plain + "tenants: {acme: {}}\n", capsys)
+
+    assert note.startswith("  tenants: they end the first key, and none has a key in this file")
+    assert not notes_of(tmp_path, plain, capsys)
+    assert not notes_of(tmp_path, plain + 'tenants: {acme: {keys: ["sha256:' + 64 * "0" + '"]}}\n', capsys)
+
+
 LIMITED = 'tenants: {acme: {keys: ["sha256:' + 64 * "0" + '"], limits: {%s: 5}}}\n'
 
 
