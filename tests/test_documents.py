@@ -39,6 +39,7 @@ ARCHITECTURE_LINES_MAX = 210
 GLOSSARY_WORDS_MAX = 40
 LOOSE_MODULES_MAX = 11
 DECISION_WORDS_MAX = 400
+PAGE_LINES_MAX = 220
 
 
 def test_architecture_lists_the_rooms_of_the_tree() -> None:
@@ -120,6 +121,14 @@ def test_headings_of_a_document_are_unique() -> None:
     for document in DOCUMENTS:
         headings = re.findall(r"^#+ (.+)$", _without_blocks(document.read_text()), re.MULTILINE)
         assert len(headings) == len(set(headings)), document
+
+
+def test_pages_are_short() -> None:
+    # A longer page is a guide and references to look up. Pages written from tables are exempt.
+    written = {"models-tested.md", "model-types.md"}
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in written]
+
+    assert [] == [page.name for page in pages if len(page.read_text().splitlines()) > PAGE_LINES_MAX]
 
 
 def test_the_site_lists_every_document() -> None:
@@ -264,9 +273,7 @@ async def test_every_metric_is_documented() -> None:
 
 def test_every_config_key_is_documented() -> None:
     documented = set(
-        re.findall(
-            r"`([\w.<>]+)`", "".join(re.findall(r"^\| (`.+?) \|", _configuration(), re.MULTILINE))
-        )
+        re.findall(r"`([\w.<>]+)`", "".join(re.findall(r"^\| (`.+?) \|", _configuration(), re.MULTILINE)))
     )
 
     assert set(_keys(Config, "")) == documented
