@@ -117,6 +117,21 @@ def test_links_and_anchors_exist(document: Path) -> None:
         assert not anchor or anchor in _anchors(target), link
 
 
+def test_messages_name_existing_pages_and_headings() -> None:
+    files = [path for room in ("gateway", "backends", "deploy") for path in (ROOT / room).rglob("*")]
+    texts = [
+        path.read_text() for path in files if path.suffix in {".py", ".yaml", ".json", ".txt", ".service"}
+    ]
+    named = {found for text in texts for found in re.findall(r'(docs/[\w/-]+\.md)(?:, \\?"([^"\\]+))?', text)}
+
+    assert ("docs/production.md", "An emptied Redis") in named
+    for page, heading in named:
+        assert (ROOT / page).is_file(), page
+        assert not heading or re.search(
+            rf"^#+ {re.escape(heading)}$", (ROOT / page).read_text(), re.MULTILINE
+        ), heading
+
+
 def test_headings_of_a_document_are_unique() -> None:
     for document in DOCUMENTS:
         headings = re.findall(r"^#+ (.+)$", _without_blocks(document.read_text()), re.MULTILINE)
