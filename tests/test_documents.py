@@ -39,6 +39,7 @@ ARCHITECTURE_LINES_MAX = 210
 GLOSSARY_WORDS_MAX = 40
 LOOSE_MODULES_MAX = 11
 DECISION_WORDS_MAX = 400
+PAGE_LINES_MAX = 220
 
 
 def test_architecture_lists_the_rooms_of_the_tree() -> None:
@@ -116,10 +117,33 @@ def test_links_and_anchors_exist(document: Path) -> None:
         assert not anchor or anchor in _anchors(target), link
 
 
+def test_messages_name_existing_pages_and_headings() -> None:
+    files = [path for room in ("gateway", "backends", "deploy") for path in (ROOT / room).rglob("*")]
+    texts = [
+        path.read_text() for path in files if path.suffix in {".py", ".yaml", ".json", ".txt", ".service"}
+    ]
+    named = {found for text in texts for found in re.findall(r'(docs/[\w/-]+\.md)(?:, \\?"([^"\\]+))?', text)}
+
+    assert ("docs/production.md", "An emptied Redis") in named
+    for page, heading in named:
+        assert (ROOT / page).is_file(), page
+        assert not heading or re.search(
+            rf"^#+ {re.escape(heading)}$", (ROOT / page).read_text(), re.MULTILINE
+        ), heading
+
+
 def test_headings_of_a_document_are_unique() -> None:
     for document in DOCUMENTS:
         headings = re.findall(r"^#+ (.+)$", _without_blocks(document.read_text()), re.MULTILINE)
         assert len(headings) == len(set(headings)), document
+
+
+def test_pages_are_short() -> None:
+    # A longer page is a guide and references to look up. Pages written from tables are exempt.
+    written = {"models-tested.md", "model-types.md"}
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in written]
+
+    assert [] == [page.name for page in pages if len(page.read_text().splitlines()) > PAGE_LINES_MAX]
 
 
 def test_the_site_lists_every_document() -> None:
