@@ -84,7 +84,7 @@ async def test_files_are_private_in_a_folder_that_is_not(path: Path) -> None:
     await FileTenantStore(path).put_tenant("acme", TenantConfig(), by=TESTER)
     instances = InstanceFile(folder)
     instances.open()
-    instances.write([])
+    instances.write(())
     instances.close()
     Records(folder).write("a/b", CheckpointRecord("downloaded"))
     with Records(folder).working_on("a/b"), Records(folder).dividing_space():
