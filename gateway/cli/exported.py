@@ -261,14 +261,14 @@ def _check(record: Content) -> None:
             _check_moment(key.created_s)
             _check_day(record.last_used or "1970-01-01")
         case UpstreamRecord(name=name) | ModelRecord(name=name) | DrainRecord(upstream=name):
-            _check_printable(name)
+            _check_name(name)
         case Counter():
-            _check_printable(record.tenant)
+            _check_name(record.tenant)
             date.fromisoformat(record.start)
             _raise_if(None if limit_of(record) else "no limit per day or month has this name")
             _raise_if(_amount_problem(record.amount) or _amount_problem(record.used))
         case DayUsageRow():
-            _check_printable(record.tenant)
+            _check_name(record.tenant)
             _check_day(record.day)
             for amount in record.units.values():
                 _raise_if(_amount_problem(amount))
@@ -286,9 +286,10 @@ def _check_moment(at_s: float) -> None:
         raise ValueError(f"{at_s} is no moment") from error
 
 
-def _check_printable(name: str) -> None:
-    """Check the name of an object, or of one that counts are of: control characters are in none."""
-    _raise_if(None if name.isprintable() else "a name has unprintable characters")
+def _check_name(name: str) -> None:
+    """Check the name of an object, or of the tenant of counts. Accounts of upstreams are no tenants."""
+    has_controls = any(character < " " for character in name)
+    _raise_if("a name has control characters" if has_controls else None)
 
 
 def _amount_problem(amount: int) -> str | None:
