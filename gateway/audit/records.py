@@ -16,9 +16,10 @@ import msgspec
 
 from gateway.events import AuditRecorded
 
-# key: the id of an API key. token: the subject of a token, after its issuer. local: a caller on this machine
-# who needs no key. command: the system's user and host of a command. gateway: the gateway itself.
-ActorKind = Literal["key", "token", "local", "command", "gateway"]
+# key, certificate: the id of an API key or a client certificate. token: the subject of a token, after its
+# issuer. local: a caller on this machine who needs no key. command: the system's user and host of a command.
+# gateway: the gateway itself.
+ActorKind = Literal["key", "certificate", "token", "local", "command", "gateway"]
 
 # Bounds of one record; names of tenants and models, and lists of them, may be far longer.
 RECORD_BYTES_MAX = 16 * 1024

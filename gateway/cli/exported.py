@@ -5,12 +5,13 @@ Rule: no line has a secret. Keys are digests, and secrets of upstreams are refer
 
 import re
 from collections.abc import Iterator
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import Any, Self, TypeAlias
 
 import msgspec
 
 from gateway import __version__
+from gateway.cli.printable import plain
 from gateway.config.certificate_entries import entries_problem
 from gateway.config.schema import KEY_DIGEST, TenantConfig
 from gateway.quotas.limits import AMOUNT_MAX
@@ -23,6 +24,8 @@ from gateway.tenants.store import check_limits
 VERSION = 1
 # Damaged lines that one message lists.
 PROBLEMS_MAX = 10
+# Of the reason why a line is damaged, which may quote it.
+REASON_CHARACTERS_MAX = 300
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
@@ -178,8 +181,13 @@ def _header(line: bytes) -> Header:
         header = msgspec.json.decode(line, type=Header)
         datetime.fromisoformat(header.created)
     except (msgspec.DecodeError, ValueError) as error:
-        raise NotExported(f"line 1: {error}") from error
+        raise NotExported(f"line 1: {_reason(error)}") from error
     return header
+
+
+def _reason(error: Exception) -> str:
+    """Return why a line is damaged, as a part of one line."""
+    return plain(str(error)[:REASON_CHARACTERS_MAX])
 
 
 class _Reader:
@@ -197,7 +205,7 @@ class _Reader:
         try:
             self._add(number, self._decoder.decode(line))
         except (ValueError, RecursionError) as error:
-            self.problems.append(f"line {number}: {error}")
+            self.problems.append(f"line {number}: {_reason(error)}")
 
     def _add(self, number: int, record: Content | End) -> None:
         """Add the record of a line. Raises: ValueError."""
@@ -249,15 +257,39 @@ def _check(record: Content) -> None:
             # The message leaves the value out: it may be a key in the clear.
             _raise_if(None if KEY_DIGEST.fullmatch(key.digest) else 'expected "sha256:" and 64 hex digits')
             check_limits((key,), ())
+            _check_moment(key.expires_s or 0.0)
+            _check_moment(key.created_s)
+            _check_day(record.last_used or "1970-01-01")
+        case UpstreamRecord(name=name) | ModelRecord(name=name) | DrainRecord(upstream=name):
+            _check_name(name)
         case Counter():
+            _check_name(record.tenant)
             date.fromisoformat(record.start)
             _raise_if(None if limit_of(record) else "no limit per day or month has this name")
             _raise_if(_amount_problem(record.amount) or _amount_problem(record.used))
         case DayUsageRow():
-            _raise_if(None if DAY.fullmatch(record.day) else "expected a day such as 2027-01-31")
-            date.fromisoformat(record.day)
+            _check_name(record.tenant)
+            _check_day(record.day)
             for amount in record.units.values():
                 _raise_if(_amount_problem(amount))
+
+
+def _check_day(day: str) -> None:
+    _raise_if(None if DAY.fullmatch(day) else "expected a day such as 2027-01-31")
+    date.fromisoformat(day)
+
+
+def _check_moment(at_s: float) -> None:
+    try:
+        datetime.fromtimestamp(at_s, UTC)
+    except (OverflowError, OSError) as error:
+        raise ValueError(f"{at_s} is no moment") from error
+
+
+def _check_name(name: str) -> None:
+    """Check the name of an object, or of the tenant of counts. Accounts of upstreams are no tenants."""
+    has_controls = any(character < " " for character in name)
+    _raise_if("a name has control characters" if has_controls else None)
 
 
 def _amount_problem(amount: int) -> str | None:

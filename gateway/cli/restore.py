@@ -19,6 +19,7 @@ from gateway.cli.export import counted_tenants, read_input, stored_additions, st
 from gateway.cli.exported import Exported, NotExported, decode_export, numbers_of, summary
 from gateway.cli.operator_options import add_json_option
 from gateway.cli.output import print_json, show_line
+from gateway.cli.printable import plain
 from gateway.cli.restore_plan import ChangedMeanwhile, Current, Plan
 from gateway.declared.additions import Additions, Drain, Part, Put
 from gateway.declared.audited import edit_record
@@ -196,7 +197,8 @@ def _records(context: Context, plan: Plan, before: Additions, after: Additions) 
 def _show_lines(plan: Plan, first: int, options: argparse.Namespace) -> int:
     """Print the lines of a difference from one of them on; return their number."""
     for line in () if options.json else plan.lines[first:]:
-        print(line)
+        # A file must not hide what it restores.
+        print(plain(line))
     return len(plan.lines)
 
 

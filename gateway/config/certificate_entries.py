@@ -19,7 +19,8 @@ def canonical_entry(entry: str) -> str:
     kind, _, value = entry.partition(":")
     match f"{kind}:":
         case "dns:":
-            return DNS + value.lower()
+            # Others have letters of ASCII as their lower case: "\u212a", the sign of kelvins, has "k".
+            return DNS + (value.lower() if value.isascii() else value)
         case "sha256:":
             return FINGERPRINT + value.replace(":", "").lower()
     return entry

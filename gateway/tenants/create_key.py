@@ -8,6 +8,7 @@ from datetime import datetime
 import msgspec
 
 from gateway.config.schema import LimitAmount
+from gateway.tenants.client_certificate import ID_PREFIX
 from gateway.tenants.keyring import StoredKey, key_digest, unix_seconds
 
 # Names appear in headers and paths, which have size limits of their own.
@@ -137,4 +138,6 @@ def id_problem(id_: str | None) -> str | None:
         return problem
     if id_ is not None and not (id_.isascii() and " " not in id_):
         return "an id has only ASCII characters and no spaces, because it is part of the key"
+    if id_ is not None and id_.startswith(ID_PREFIX):
+        return f"ids of client certificates begin with {ID_PREFIX}"
     return None

@@ -215,6 +215,11 @@ class Keyring:
         self._rebuild()
 
     @property
+    def operator_ids(self) -> frozenset[str]:
+        """Ids of the keys of router.yaml with the scope admin: no other key may act under them."""
+        return frozenset(key.id for key in self._keys if "admin" in (key.scopes or ()))
+
+    @property
     def first_key_pending(self) -> bool:
         """True until the store has shown if the first key is valid."""
         return self._first is not None and self._first.is_pending

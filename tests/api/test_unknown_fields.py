@@ -6,9 +6,17 @@ import httpx
 import msgspec
 import pytest
 
+from gateway.api.dialects.openai.embeddings import OpenAIEmbeddingsRequest
 from gateway.api.server.endpoints import endpoint_of
 from gateway.api.server.paths import options_of
-from gateway.api.server.unknown_fields import HEADER, NAME_CHARACTERS_MAX, NAMES_MAX, strict_twin
+from gateway.api.server.unknown_fields import (
+    EXAMINED_MAX,
+    HEADER,
+    NAME_CHARACTERS_MAX,
+    NAMES_MAX,
+    scan_fields,
+    strict_twin,
+)
 from gateway.app import HANDLERS
 from tests.conftest import CONFIG, Running, running_gateway
 from tests.fakes.hooks import embedder_and_reranker
@@ -159,6 +167,17 @@ async def test_header_is_bounded_and_has_safe_characters_only() -> None:
     assert ["a??set-cookie??b?c", "????", "x" * NAME_CHARACTERS_MAX, "field-0"] == found[:4]
     assert NAMES_MAX + 1 == len(found)
     assert "..." == found[-1]
+
+
+def test_a_bounded_number_of_unknown_names_is_examined() -> None:
+    # All of them are shown as one name, so that there is no sixteenth to stop at.
+    names = [f"{'!' * NAME_CHARACTERS_MAX}{number}" for number in range(EXAMINED_MAX)]
+    body = {"input": "a"} | dict.fromkeys(names, 1)
+    below = scan_fields(encoded(body), OpenAIEmbeddingsRequest, is_msgpack=False)
+    above = scan_fields(encoded(body | {"k": 1}), OpenAIEmbeddingsRequest, is_msgpack=False)
+
+    assert "?" * NAME_CHARACTERS_MAX == below.header()
+    assert "?" * NAME_CHARACTERS_MAX + ", ..." == above.header()
 
 
 @pytest.mark.parametrize("config", [CONFIG, REFUSING])

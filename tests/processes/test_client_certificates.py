@@ -225,7 +225,10 @@ def test_only_listed_certificates_are_operators(
             assert status == client.post("/admin/reload").status_code
     with calling(gateway, ours, ours.sign_client("operator", x509.DNSName("operator.example"))) as client:
         assert 200 == client.post("/admin/reload").status_code
-        assert "certificate:operator.example" in client.get("/admin/audit").text
+        record = client.get("/admin/audit").json()["data"][0]
+        assert ("certificate:operator.example", "certificate") == (record["actor"], record["actor_kind"])
+        key = {"tenant": "acme", "id": record["actor"], "scopes": ["admin"]}
+        assert 422 == client.post("/admin/keys", json=key).status_code
         assert 403 == client.post("/v1/embeddings", json={"model": "bge", "input": "a"}).status_code
 
 

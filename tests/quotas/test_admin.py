@@ -173,13 +173,13 @@ async def test_does_not_read_the_body_of_unauthorized_requests(
 
 
 async def test_rejects_key_ids_unusable_in_paths_and_headers(boot: Boots, own_redis: RedisServer) -> None:
-    ids = ("a/b", "", "équipe", "a b", "a" * 1001)
+    ids = ("a/b", "", "équipe", "a b", "a" * 1001, "certificate:operator.example")
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
         replies = [await gateway.post("/admin/keys", {"tenant": "acme", "id": id_}) for id_ in ids]
         unicode = await gateway.post("/admin/keys", {"tenant": "équipe", "id": "a-b"})
 
-    assert [422] * 5 == [reply.status_code for reply in replies]
-    assert ["id"] * 5 == [reply.json()["error"].split(":")[0] for reply in replies]
+    assert [422] * 6 == [reply.status_code for reply in replies]
+    assert ["id"] * 6 == [reply.json()["error"].split(":")[0] for reply in replies]
     assert 200 == unicode.status_code
     assert unicode.json()["key"].startswith("gw_a-b_")
 
@@ -276,6 +276,20 @@ async def test_configured_operator_keys_are_required_on_loopback_too(boot: Boots
         with_key = await gateway.client.get(**query, headers=HERE | {"authorization": "Bearer operator"})
 
     assert [401, 200] == [without.status_code, with_key.status_code]
+
+
+async def test_no_stored_key_takes_the_id_of_a_configured_operator(
+    boot: Boots, own_redis: RedisServer
+) -> None:
+    text = config(own_redis.url)
+    text += f'admin: {{keys: [{{digest: "{key_digest("operator")}", id: root}}]}}\n'
+    async with boot({"tei-0": FakeTei()}, text) as gateway:
+        gateway.client.headers["authorization"] = "Bearer operator"
+        created = await gateway.post("/admin/keys", {"tenant": "acme", "id": "root"})
+        assert 200 == (await gateway.post("/admin/keys", {"tenant": "acme", "id": "a"})).status_code
+        rotated = await gateway.post("/admin/keys/a/rotate", {"id": "root"})
+
+    assert [409, 409] == [created.status_code, rotated.status_code]
 
 
 async def test_accepts_limits_of_a_key_and_rejects_unknown_fields(

@@ -332,10 +332,15 @@ DAMAGED = [
     (1, LINES[1].replace("weight", "weights"), "line 2: Object contains unknown field `weights`"),
     (1, LINES[1].replace('"weight":2', '"limits":{"tokens_per_eon":2}'), "line 2: tokens_per_eon"),
     (2, LINES[2].replace("sha256:", "sk-secret"), 'line 3: expected "sha256:"'),
+    (2, LINES[2].replace('"tenant"', '"expires_s":1e308,"tenant"'), "line 3: 1e+308 is no moment"),
+    (2, LINES[2].replace("}}", '},"last_used":"\\u001b[2J"}'), "line 3: expected a day"),
+    (3, LINES[3].replace("acme", "\\u001fupstream one"), "line 4: a name has control characters"),
     (3, LINES[3].replace("tokens_per_day", "tokens_per_minute"), "line 4: no limit per day or month"),
     (3, LINES[3].replace('"used":4', '"used":-4'), "line 4: -4 is no amount"),
     (4, LINES[3], "line 5: the same as line 4"),
     (4, LINES[4].replace(DAY, "2026-02-30"), "line 5: "),
+    (4, LINES[4].replace("acme", "a\\u001b[2K"), "line 5: a name has control characters"),
+    (4, '{"record":"upstream","name":"a\\n+ key","settings":{}}', "line 5: a name has control"),
     (5, '{"record":"end","records":9}', "there are 4 records, and the last line says 9"),
     (5, "", "there is no line of the end: the file was cut off"),
 ]  # fmt: skip
@@ -357,3 +362,19 @@ async def test_a_damaged_file_is_refused_by_its_lines(
     path.write_text("\n".join(LINES))
     assert 0 == (await asyncio.to_thread(command, "restore", str(path), "--store", own_redis.url)).status
     assert "k" in own_redis.command("HKEYS", KEYS)
+
+
+async def test_a_file_cannot_hide_lines_of_the_difference(
+    own_redis: RedisServer, tmp_path: Path, command: Commands
+) -> None:
+    limit = "key \\u001b[1A\\u001b[2K\\n+ tenant false tokens_per_day"
+    lines = [*LINES[:3], LINES[3].replace("tokens_per_day", limit), *LINES[4:]]
+    path = tmp_path / "backup.jsonl"
+    path.write_text("\n".join(lines))
+
+    ended = await asyncio.to_thread(command, "restore", str(path), "--dry-run", "--store", own_redis.url)
+
+    assert 0 == ended.status, ended.err
+    assert "\x1b" not in ended.out
+    assert "+ key k of acme" in ended.out.splitlines()
+    assert not [line for line in ended.out.splitlines() if line.startswith("+ tenant false")]

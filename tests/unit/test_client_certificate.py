@@ -50,6 +50,13 @@ def test_hosts_and_fingerprints_are_compared_in_lower_case(written: str, canonic
     assert (canonical, None) == (canonical_entry(written), entry_problem(written))
 
 
+def test_no_letter_beyond_ascii_becomes_one_of_ascii() -> None:
+    # OpenSSL reads a name of a certificate whatever its bytes are.
+    shown = client_certificate(b"", [("DNS", "\u212aey.example")], 0.0)
+
+    assert "dns:key.example" not in shown.entries
+
+
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [

@@ -51,7 +51,7 @@ from gateway.quotas.usage import (
     month_csv,
     month_usage,
 )
-from gateway.tenants.client_certificate import UNVERIFIED_NOTE, sharing_problem
+from gateway.tenants.client_certificate import ID_PREFIX, UNVERIFIED_NOTE, sharing_problem
 from gateway.tenants.end_users import names_of
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
@@ -205,7 +205,10 @@ class Admin:
         place = (context.address, context.request_id, self._name)
         if owner is None:
             return Actor("local", "local", *place)
-        return Actor(owner.key_id, "key" if owner.key_mark else "token", *place)
+        if not owner.key_mark:
+            return Actor(owner.key_id, "token", *place)
+        is_certificate = owner.key_id.startswith(ID_PREFIX)
+        return Actor(owner.key_id, "certificate" if is_certificate else "key", *place)
 
     def stored_state(self) -> StoredState:
         """Return the numbers of stored keys and tenants, and what is lost of them."""

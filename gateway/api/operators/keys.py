@@ -12,6 +12,7 @@ from gateway.api.operators.access import OPERATORS, REMOVED, check_limits, store
 from gateway.api.operators.admin import Admin
 from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.api.server.inference_api import InferenceApi
 from gateway.audit.records import Actor
 from gateway.config import schema as config
 from gateway.config.durations import duration_s
@@ -138,12 +139,14 @@ async def create_key(
     data: JSONBody[KeyRequest],
     admin: NamedDependency[Admin],
     operator: NamedDependency[Actor],
+    api: NamedDependency[InferenceApi],
 ) -> CreatedKey:
     """Create a key.
 
     The reply is the only one that shows the key itself. This worker accepts the key at once, and all
     others within a second.
     """
+    _check_id(data.id, api)
     key = _new_key(data, operator)
     with store_errors():
         creation = await admin.store.create_key(key.stored, by=operator)
@@ -155,6 +158,12 @@ async def create_key(
     notes += [f"model {name} is not served here" for name in data.models or () if name not in admin.models]
     notes += admin.budget_notes(data.limits)
     return CreatedKey(key.text, key_info(key.stored, has_tenant=has_tenant), notes)
+
+
+def _check_id(id_: str | None, api: InferenceApi) -> None:
+    """Check that records of the audit would not take a key for one of router.yaml. Raises: AlreadyExists."""
+    if id_ in api.gateway.keyring.operator_ids:
+        raise AlreadyExists(f"router.yaml has an operator's key {id_!r}; choose another id", param="id")
 
 
 def _new_key(data: KeyRequest, by: Actor) -> NewKey:
@@ -212,12 +221,14 @@ async def rotate_key(
     data: JSONBody[RotateRequest],
     admin: NamedDependency[Admin],
     operator: NamedDependency[Actor],
+    api: NamedDependency[InferenceApi],
     key_id: FromPath[str],
 ) -> RotatedKey:
     """Replace a key by one that may do the same.
 
     The old key ends after the overlap. A key that expires is succeeded by one that lives as long.
     """
+    _check_id(data.id, api)
     try:
         overlap_s, secret = duration_s(data.overlap), new_secret(data.id)
     except InvalidKeySettings as error:

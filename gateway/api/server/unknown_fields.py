@@ -24,6 +24,8 @@ HEADER = "x-ignored-fields"
 # Of one reply: names, and characters of each. They come from a caller.
 NAMES_MAX = 16
 NAME_CHARACTERS_MAX = 64
+# Of one body: unknown names that are looked at. Others may be the same as those before them.
+EXAMINED_MAX = 1024
 UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 CONTENT = re.compile(rb"[^ \t\r\n]")
 BRACE = re.compile(rb"\{")
@@ -144,6 +146,7 @@ class FieldScan:
         self.found: dict[str, UnknownField] = {}
         self.has_more = False
         self._decode = decode
+        self._examined = 0
 
     def read(self, value: memoryview, shape: Shape, path: str = "") -> None:
         """Read the names of a value's fields. path: of the value."""
@@ -161,6 +164,8 @@ class FieldScan:
         self, value: memoryview, fields: "Mapping[str, Shape | None]", path: str, *, is_open: bool
     ) -> None:
         for name, inner in self._decode(value, type=dict[str, msgspec.Raw]).items():
+            if self.has_more:
+                return
             if name in fields:
                 below = fields[name]
                 if below is not None:
@@ -180,6 +185,10 @@ class FieldScan:
         return InvalidInput(f"`{field.path}` is not a field of this request; {way_out}", param=field.path)
 
     def _add(self, path: str, name: str, known: tuple[str, ...]) -> None:
+        self._examined += 1
+        if self._examined > EXAMINED_MAX:
+            self.has_more = True
+            return
         shown = path + UNSAFE.sub("?", name[:NAME_CHARACTERS_MAX])
         if shown in self.found:
             return
