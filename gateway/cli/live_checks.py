@@ -40,12 +40,19 @@ PROBE = "redis.call('SET', KEYS[1], '1', 'PX', 1000) return redis.call('DEL', KE
 Result = TypeVar("Result")
 
 
+class Seen(msgspec.Struct):
+    """Answers of replicas. silent: upstream and path of those that work and embed nothing."""
+
+    vectors: list[ReplicaVectors] = []
+    silent: list[tuple[str, str]] = []
+
+
 async def live_problems(
     config: Config, environment: Mapping[str, str], timeout_s: float
 ) -> tuple[list[Problem], list[Problem]]:
     """Return what is not as the configuration says, and notes. timeout_s: of each server."""
     slots = asyncio.Semaphore(CONCURRENCY)
-    vectors: list[ReplicaVectors] = []
+    seen = Seen()
 
     async def bounded(path: str, found: AsyncIterator[Problem]) -> list[Problem]:
         problems: list[Problem] = []
@@ -58,22 +65,22 @@ async def live_problems(
                 problems.append(Problem(path, f"no answer within {timeout_s:g} s"))
         return problems
 
-    checks = _checks(config, environment, timeout_s, vectors)
+    checks = _checks(config, environment, timeout_s, seen)
     lists = await asyncio.gather(*(bounded(path, found) for path, found in checks))
     problems = [problem for found in lists for problem in found]
-    return [*problems, *_space_problems(config, vectors)], list(_notes(config))
+    return [*problems, *_space_problems(config, seen.vectors), *_silent_problems(seen)], list(_notes(config))
 
 
 def _checks(
-    config: Config, environment: Mapping[str, str], timeout_s: float, vectors: list[ReplicaVectors]
+    config: Config, environment: Mapping[str, str], timeout_s: float, seen: Seen
 ) -> Iterator[tuple[str, AsyncIterator[Problem]]]:
-    """Yield each check with the path of what it asks. vectors: filled by the checks."""
+    """Yield each check with the path of what it asks. seen: filled by the checks."""
     if config.quotas.store != "memory":
         yield "quotas.store", _store_problems(config.quotas.store, timeout_s)
     for name, upstream in config.upstreams.items():
         for index, url in enumerate(() if upstream.is_local else upstream.replicas):
             path = f"upstreams.{name}.replicas[{index}]"
-            yield path, _replica_problems(path, name, upstream, url, environment, vectors)
+            yield path, _replica_problems(path, name, upstream, url, environment, seen)
         if upstream.tokenizer:
             path = f"upstreams.{name}.tokenizer"
             yield path, _tokenizer_problems(path, upstream.tokenizer)
@@ -129,9 +136,9 @@ async def _replica_problems(
     upstream: UpstreamSettings,
     url: str,
     environment: Mapping[str, str],
-    vectors: list[ReplicaVectors],
+    seen: Seen,
 ) -> AsyncIterator[Problem]:
-    """Yield the problems of a replica, and add its vectors of the reference texts to `vectors`."""
+    """Yield the problems of a replica, and add its vectors of the reference texts to `seen`."""
     one = msgspec.structs.replace(upstream, replicas=[url])
     reader = UpstreamReader(name, one, REFERENCE_TEXTS, environment)
     found = await reader.read()
@@ -141,8 +148,10 @@ async def _replica_problems(
         return
     for problem in reader.problems:
         yield Problem(path, problem.removeprefix(f"{name}: "))
+    if not (found or reader.problems):
+        seen.silent.append((name, path))
     # Each of several replicas is known by its address.
-    vectors += [
+    seen.vectors += [
         msgspec.structs.replace(each, name=f"{name} {url}" if each.name == name else each.name)
         for each in found
     ]
@@ -176,6 +185,14 @@ def _space_problems(config: Config, vectors: list[ReplicaVectors]) -> Iterator[P
     for pair in report_on(vectors, {}, groups).pairs:
         if not pair.fits:
             yield Problem(f"upstreams.{upstream_of[pair.other]}", _difference(pair))
+
+
+def _silent_problems(seen: Seen) -> Iterator[Problem]:
+    """Yield a problem for each replica that embeds nothing, while others of its upstream do."""
+    embedding = {replica.upstream for replica in seen.vectors}
+    for upstream, path in seen.silent:
+        if upstream in embedding:
+            yield Problem(path, "is of another kind of model: it embeds nothing, and other replicas do")
 
 
 def _difference(pair: Pair) -> str:

@@ -98,11 +98,14 @@ def _day(text: str) -> date:
 
 
 def usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Show the usage, or delete an end user's; return 1 if that fails, or the days are not a period."""
+    """Show the usage, or delete an end user's; return 1 if that fails, or the days are not a period.
+
+    2 for a wrong command line.
+    """
     if options.end_user is not None or options.owner is not None:
         if options.tenant != "forget" or not options.end_user or not options.owner:
             show_line("to delete the usage of an end user: gateway usage forget --tenant T --end-user U")
-            return 1
+            return 2
         return _run(options, environment, _forget_there, _forget)
     return _run(options, environment, _ask, _show_stored)
 

@@ -16,6 +16,7 @@ from gateway.api.server.unknown_fields import (
     NAMES_MAX,
     scan_fields,
     strict_twin,
+    takes_other_fields,
 )
 from gateway.app import HANDLERS
 from tests.conftest import CONFIG, Running, running_gateway
@@ -117,6 +118,8 @@ def test_every_body_has_a_twin_that_refuses_unknown_fields(struct: type[msgspec.
 
     assert issubclass(twin, struct)
     assert set(struct.__struct_encode_fields__) == set(twin.__struct_encode_fields__)
+    if takes_other_fields(struct):
+        return
     with pytest.raises(msgspec.ValidationError, match="unknown field `no_such_field`"):
         msgspec.json.decode(b'{"no_such_field": 1}', type=twin)
 

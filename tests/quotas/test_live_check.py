@@ -12,6 +12,7 @@ import pytest
 from gateway.cli.check import check_command
 from gateway.cli.live_checks import memory_problems
 from gateway.cli.main import full_parser
+from tests.fakes.hooks import RERANKER
 from tests.fakes.issuer import FakeIssuer
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei
@@ -32,6 +33,7 @@ def servers() -> Iterator[Servers]:
             "same": serve_in_thread(FakeTei()),
             "other": serve_in_thread(other),
             "openai": serve_in_thread(FakeOpenAI()),
+            "reranker": serve_in_thread(FakeTei(model_type=RERANKER)),
             "issuer": serve_in_thread(issuer),
         }
         addresses = {name: stack.enter_context(server) for name, server in found.items()}
@@ -133,6 +135,19 @@ def test_a_server_without_the_named_model_is_a_problem(
     [problem] = report["problems"]
     assert ("upstreams.one.replicas[0]", 5) == (problem["path"], problem["line"])
     assert "no-such-model" in problem["message"]
+
+
+def test_a_reranker_among_embedders_is_a_problem(
+    servers: Servers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = config("memory", [servers["one"], servers["reranker"]])
+    status, report = check(tmp_path, text, capsys, "--live")
+    assert 1 == status
+    [problem] = report["problems"]
+    assert "upstreams.one.replicas[1]" == problem["path"]
+    assert "another kind of model" in problem["message"]
+    # Alone it is what its upstream serves.
+    assert 0 == check(tmp_path, config("memory", [servers["reranker"]]), capsys, "--live")[0]
 
 
 def test_a_server_that_does_not_answer_is_given_up(

@@ -221,7 +221,7 @@ def test_forgets_an_end_user(command: Commands, file: Path, own_redis: RedisServ
 def test_forgetting_needs_tenant_and_end_user(command: Commands, file: Path, words: tuple[str, ...]) -> None:
     ended = command("usage", "forget", *words, "-c", str(file))
 
-    assert (1, "") == (ended.status, ended.out)
+    assert (2, "") == (ended.status, ended.out)
     assert "gateway usage forget --tenant T --end-user U" in ended.err
 
 

@@ -9,7 +9,7 @@ Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/types.rs an
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -233,8 +233,9 @@ async def invocations(request: Request[DefaultRequest]) -> HttpReply:
 
 
 class VertexRequest(msgspec.Struct):
-    """Bodies of `POST /`, each of which gets one prediction."""
+    """Bodies of `POST /`, each of which gets one prediction. Google's clients add fields of its envelope."""
 
+    takes_other_fields: ClassVar[bool] = True
     instances: list[DefaultRequest]
 
 
