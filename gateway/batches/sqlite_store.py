@@ -207,7 +207,12 @@ class SqliteJobStore:
 
     async def _change(self, command: str, *values: tuple[object, ...]) -> None:
         """Execute a command once for each tuple of values, in one transaction."""
-        await self._transact(lambda database: database.executemany(command, values))
+
+        def change(database: sqlite3.Connection) -> None:
+            # The cursor is freed on this thread: freed on another, it resets a statement that is in use here.
+            database.executemany(command, values)
+
+        await self._transact(change)
 
     async def _number(self, command: str, *values: object) -> int:
         return await self._run(lambda database: _number(database, command, *values))

@@ -285,9 +285,17 @@ def shown(value: object) -> str:
     """Return the value of a setting as a command prints it."""
     if value is None:
         return "not set"
+    if isinstance(value, float):
+        return shown_number(value)
     return (
         " ".join(value) if isinstance(value, list | tuple) else msgspec.json.encode(value).decode().strip('"')
     )
+
+
+def shown_number(number: float) -> str:
+    """Return an amount in digits, without an exponent: money has up to nine decimal places."""
+    text = f"{number:.9f}"
+    return text.rstrip("0").rstrip(".")
 
 
 def warn_of_first_key_end(context: Context, *, is_first: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from gateway.audit.records import ChangedField, changed_fields
+from gateway.cli.context import shown_number
 from gateway.cli.exported import (
     DrainRecord,
     Exported,
@@ -232,7 +233,8 @@ class Plan:
                 continue
             raised.append(counter)
             was, now = _shown(counter, used), _shown(counter, counter.used)
-            self.lines.append(f"+ used by {counter.tenant} of {counter.limit}: {was:.15g} -> {now:.15g}")
+            change = f"{shown_number(was)} -> {shown_number(now)}"
+            self.lines.append(f"+ used by {counter.tenant} of {counter.limit}: {change}")
         return raised
 
     def _raised_usage(self, rows: Iterable[DayUsageRow]) -> list[DayUsageRow]:

@@ -152,7 +152,11 @@ def with_instances(config: Config, joined: tuple[Joined, ...]) -> Config:
 
 
 class AdditionsState:
-    """State of the additions in one gateway. environment: for references to variables."""
+    """State of the additions in one gateway. environment: for references to variables.
+
+    Rule: a store without a version, after one with a version, was emptied. What it has lost stays as it is
+    here until it is restored, and the next edit at any gateway stores it again.
+    """
 
     def __init__(self, store: AdditionStore, environment: Mapping[str, str]) -> None:
         self._store = store
@@ -161,6 +165,7 @@ class AdditionsState:
         self._rejected: Rejected = {}
         # Upstreams whose models could not be loaded: their settings as written, and why.
         self._unusable: dict[str, tuple[Any, str]] = {}
+        self._logged_loss = False
 
     @property
     def current(self) -> StoredAdditions:
@@ -182,6 +187,8 @@ class AdditionsState:
         Raises: StoreUnavailable, ConfigError, UnknownAddition.
         """
         before = await self._store.load()
+        if self._is_lost(before.version):
+            before = msgspec.structs.replace(self._current, version=before.version)
         after = edit.apply(file, before.additions)
         return StoredAdditions(before.version, after), edit_record(edit, before.additions, after)
 
@@ -234,8 +241,27 @@ class AdditionsState:
                 version = await self._store.version()
             except StoreUnavailable:
                 continue
-            if version != self._current.version:
+            if self._is_lost(version):
+                self._log_loss()
+            elif version != self._current.version:
+                self._logged_loss = False
                 await on_change()
+
+    def _is_lost(self, version: str) -> bool:
+        return not version and bool(self._current.version)
+
+    def _log_loss(self) -> None:
+        if self._logged_loss:
+            return
+        self._logged_loss = True
+        lost = self._current.additions
+        logger.error(
+            "Redis has lost the additions (upstreams: %d, models: %d, drained replicas: %d): they stay here "
+            "until they are restored; see docs/restore.md",
+            len(lost.upstreams),
+            len(lost.models),
+            sum(map(len, lost.drained.values())),
+        )
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -390,6 +390,9 @@ class Supervisor:
 
     def _on_workers_ready(self, address: str, report: messages.WorkerReady) -> None:
         """Show that the gateway is up, unless its models cannot be served as the file says."""
+        if self._stop.is_set():
+            # A worker may report while the gateway stops, for example because a model cannot be loaded.
+            return
         if report.problems:
             self._failure = "\n".join(f"{problem.path}: {problem.message}" for problem in report.problems)
             self._stop.set()

@@ -297,7 +297,9 @@ class Pool:
         if capabilities is not None:
             replica.describe(capabilities)
         state = next_state(replica.state, event)
-        if state is replica.state:
+        # A server that comes back with other vectors is down for another reason than before.
+        has_new_reason = replica.note_foreign(reason if event is ReplicaEvent.FOREIGN else "")
+        if state is replica.state and not (has_new_reason and state is State.DOWN):
             self._combine()
             return
         replica.enter(state)

@@ -163,6 +163,7 @@ class Replica:
     joined: JoinedModel | None = None
     gives_zeros: bool | None = None
     rejection: str | None = None
+    _foreign_reason = ""
     width: int | None = None
     residence: Residence | None = None
     answered_s: float | None = None
@@ -204,6 +205,12 @@ class Replica:
         self.state = state
         self.rejection, self.is_unloadable = None, False
         self.gets_work = state in USABLE and not self.is_drained
+
+    def note_foreign(self, reason: str) -> bool:
+        """Note why its vectors are foreign, "" if they are not; return whether that is a new reason."""
+        is_new = bool(reason) and reason != self._foreign_reason
+        self._foreign_reason = reason
+        return is_new
 
     def drain(self, *, is_drained: bool) -> None:
         """Let an operator keep work away from it, or give it work again."""

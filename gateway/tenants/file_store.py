@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -62,6 +62,17 @@ class _Content(msgspec.Struct):
     keys: dict[str, StoredKey] = {}
     tenants: dict[str, config.TenantConfig] = {}
     records: tuple[AuditRecord, ...] = ()
+
+
+def _given(settings: config.TenantConfig) -> dict[str, Any]:
+    """Return the settings that are not the defaults.
+
+    A release refuses a file with settings that it does not know: one that knows fewer reads the file of a
+    later release, after a step back, if no tenant uses the new ones.
+    """
+    defaults = msgspec.to_builtins(config.TenantConfig())
+    fields = msgspec.to_builtins(settings)
+    return {name: value for name, value in fields.items() if value != defaults[name]}
 
 
 class FileTenantStore:
@@ -313,7 +324,8 @@ class FileTenantStore:
         return content
 
     def _write(self, content: _Content) -> None:
-        encoded = msgspec.json.encode(content)
+        tenants = {name: _given(settings) for name, settings in content.tenants.items()}
+        encoded = msgspec.json.encode({**msgspec.structs.asdict(content), "tenants": tenants})
         if len(encoded) > FILE_BYTES_MAX:
             raise StoreUnavailable(
                 f"{self._path} would exceed {FILE_BYTES_MAX} bytes; use Redis for so many keys"

@@ -70,6 +70,14 @@ CHANGES = [
         ("acme",),
         ("limits.tokens_per_day", None, 9),
     ),
+    Change(
+        "PATCH",
+        "/admin/tenants/{name:str}",
+        ("change", "tenant/acme"),
+        {"limits": {"tokens_per_day": None}},
+        ("acme",),
+        ("limits.tokens_per_day", 9, None),
+    ),
     Change("POST", "/admin/keys", ("create", "key/k1"), {"tenant": "acme", "id": "k1"}),
     Change(
         "POST",

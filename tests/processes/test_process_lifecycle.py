@@ -191,6 +191,7 @@ def test_reports_missing_checkpoint_and_the_way_out(
 
     assert ended.returncode == 1
     assert re.search(r"upstreams\.minilm(\.model)?: .*(there is no folder|fetched)", ended.stderr)
+    assert '"event":"ready"' not in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

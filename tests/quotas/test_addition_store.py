@@ -1,5 +1,6 @@
 """Additions shared in Redis: replaced as a whole, and only if the version has not changed."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,8 +10,10 @@ from gateway.declared.composition import AdditionsState
 from gateway.declared.store import ADDED, AdditionsInRedis
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
+from tests.fakes.hooks import until
 from tests.quotas.redis_server import RedisServer
 from tests.unit.test_addition_settings import TEI, file
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -33,6 +36,34 @@ async def test_rejects_the_second_of_two_concurrent_changes(store: AdditionsInRe
     second = await store.replace(first.version, Additions({"three": TEI}), ())
     assert second is not None
     assert second.version != first.version
+
+
+async def test_an_emptied_redis_removes_nothing(
+    store: AdditionsInRedis, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = AdditionsState(store, {})
+    kept = await store.replace("", Additions({"two": TEI}, drained={"one": ("http://one",)}), ())
+    assert kept is not None
+    state.adopt(kept, await state.compose(file(), kept.additions))
+    reported = asyncio.Event()
+
+    async def on_change() -> None:
+        reported.set()
+
+    redis.command("FLUSHALL")
+    following = asyncio.create_task(state.follow(on_change))
+    await until(
+        lambda: "Redis has lost the additions (upstreams: 1, models: 0, drained replicas: 1)" in caplog.text
+    )
+    assert not reported.is_set()
+    wanted, record = await state.preview(file(), Put("upstreams", "three", TEI))
+    stored = await state.store(wanted, record)
+    await asyncio.wait_for(reported.wait(), PATIENCE_S)
+    following.cancel()
+
+    assert stored is not None
+    assert {"two", "three"} == stored.additions.upstreams.keys()
+    assert kept.additions.drained == stored.additions.drained
 
 
 @pytest.mark.parametrize("written", ["{", '{"upstreams": 5}', "[" * 5000])

@@ -349,3 +349,19 @@ async def test_keeps_the_reason_for_which_a_job_waits_for_a_time(store: JobStore
 
     await asyncio.sleep(0.01)
     assert [await store.wait_of(f"batch_{number}") for number in (1, 2, 3)] == ["the second: ’", None, None]
+
+
+async def test_changes_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None:
+    store = SqliteJobStore(tmp_path / "jobs.sqlite")
+
+    async def change(job: str) -> None:
+        for _ in range(400):
+            await store.enqueue(job, [0, 1])
+            await store.renew(job, [0, 1], "me")
+            assert await store.claim(job, "me") == 0
+            assert (await store.queue_of(job)).is_known
+            await store.put_wait(job, "queue", 5)
+            await store.drop(job)
+
+    await asyncio.gather(*(change(f"batch_{number}") for number in range(12)))
+    await store.aclose()

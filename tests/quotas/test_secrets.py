@@ -148,7 +148,9 @@ def test_no_output_of_a_run_holds_a_secret(own_redis: RedisServer, tmp_path: Pat
         gateway = Served(tmp_path / "router.yaml", environment).wait_until_up()
         try:
             replies = calls(gateway, fake)
+            operator = SECRETS["operator's key"]
             with gateway.client() as web:
+                web.headers["authorization"] = f"Bearer {operator}"
                 new_key = web.post("/admin/keys", json={"tenant": "acme", "id": "new"}).json()["key"]
                 web.headers["authorization"] = f"Bearer {new_key}"
                 assert wait_until(lambda: web.get("/v1/models").status_code == 200)

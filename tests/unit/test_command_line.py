@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from gateway.cli import main as command_line
+from gateway.cli.context import shown
 from gateway.config.schema import TenantConfig
 from gateway.tenants.file_store import FILE_NAME, FileTenantStore
 from gateway.tenants.keyring import key_digest
@@ -140,3 +141,10 @@ def test_changes_and_lists_are_one_document_for_scripts(
     assert [("listen", 1)] == [
         (problem["path"], problem["line"]) for problem in run("check", status=1)["problems"][:1]
     ]
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"), [(9.12e-06, "0.00000912"), (250.5, "250.5"), (3.0, "3"), (0.0, "0")]
+)
+def test_amounts_have_no_exponent(amount: float, text: str) -> None:
+    assert text == shown(amount)

@@ -53,6 +53,26 @@ async def test_keys_and_tenants_outlive_the_process(path: Path) -> None:
     assert b"sk-laptop" not in content
 
 
+async def test_an_earlier_release_reads_a_file_in_which_no_tenant_uses_what_it_lacks(path: Path) -> None:
+    class EarlierTenant(msgspec.Struct, forbid_unknown_fields=True):
+        limits: dict[str, int] = {}
+        weight: int = 1
+
+    class EarlierContent(msgspec.Struct):
+        keys: dict[str, dict[str, object]] = {}
+        tenants: dict[str, EarlierTenant] = {}
+
+    store = FileTenantStore(path)
+    await store.put_tenant("acme", TenantConfig(limits={"tokens_per_day": 5}), by=TESTER)
+    await store.put_tenant("later", TenantConfig(join=False), by=TESTER)
+    await store.remove_tenant("later", by=TESTER)
+    await store.create_key(key("laptop"), by=TESTER)
+
+    earlier = msgspec.json.decode(await asyncio.to_thread(path.read_bytes), type=EarlierContent)
+    assert earlier.tenants == {"acme": EarlierTenant(limits={"tokens_per_day": 5})}
+    assert list(earlier.keys) == ["laptop"]
+
+
 async def test_files_are_private_in_a_folder_that_is_not(path: Path) -> None:
     folder = path.parent
     folder.mkdir(mode=0o755)
@@ -64,7 +84,7 @@ async def test_files_are_private_in_a_folder_that_is_not(path: Path) -> None:
     await FileTenantStore(path).put_tenant("acme", TenantConfig(), by=TESTER)
     instances = InstanceFile(folder)
     instances.open()
-    instances.write([])
+    instances.write(())
     instances.close()
     Records(folder).write("a/b", CheckpointRecord("downloaded"))
     with Records(folder).working_on("a/b"), Records(folder).dividing_space():

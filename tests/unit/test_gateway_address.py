@@ -25,7 +25,7 @@ COMMANDS = {
     "instances": ["instances", "list"],
     "usage": ["usage"],
     "batch": ["batch", "list"],
-    "bench": ["bench", "--model", "m", "--seconds", "0.1", "--warmup", "0"],
+    "bench": ["bench", "--model", "m", "--seconds", "1", "--warmup", "0"],
     "embed": ["embed", "rows.jsonl", "--to", "out.jsonl", "--model", "m"],
 }
 

@@ -243,3 +243,20 @@ def test_changed_model_is_on_probation() -> None:
     assert State.PROBATION is bench.replicas[0].state
     assert ReplicaChanged("up", "r0", "probation", "now other") == bench.events[-1]
     assert {Operation.RERANK} == offered(bench.pool)
+
+
+def test_a_replica_that_is_down_for_another_reason_is_reported_once_more() -> None:
+    bench = PoolBench(1).join_all()
+    (replica,) = bench.replicas
+    for event, reason in (
+        (ReplicaEvent.LOST, "nothing listens"),
+        (ReplicaEvent.UNREACHED, "nothing listens"),
+        (ReplicaEvent.FOREIGN, "512 dimensions"),
+        (ReplicaEvent.FOREIGN, "512 dimensions"),
+    ):
+        bench.pool.transition(replica, event, reason)
+
+    downs = [
+        each.reason for each in bench.events if isinstance(each, ReplicaChanged) and each.state == "down"
+    ]
+    assert ["nothing listens", "512 dimensions"] == downs
