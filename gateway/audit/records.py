@@ -107,15 +107,18 @@ def new_record(by: Actor, action: str, object_: str, changes: Sequence[ChangedFi
         by.request_id,
         by.gateway,
     )
-    if len(msgspec.json.encode(record)) <= RECORD_BYTES_MAX:
-        return record
-    cut = [
-        ChangedField(_cut(change.field), _cut(change.was), _cut(change.now))
-        for change in changes[:FIELDS_MAX]
-    ]
-    if len(changes) > FIELDS_MAX:
-        cut.append(ChangedField(f"and {len(changes) - FIELDS_MAX} more"))
-    return msgspec.structs.replace(record, object=_cut(object_), changes=tuple(cut))
+    number = FIELDS_MAX
+    while len(msgspec.json.encode(record)) > RECORD_BYTES_MAX and number:
+        cut = [
+            ChangedField(_cut(change.field), _cut(change.was), _cut(change.now))
+            for change in changes[:number]
+        ]
+        if len(changes) > number:
+            cut.append(ChangedField(f"and {len(changes) - number} more"))
+        record = msgspec.structs.replace(record, object=_cut(object_), changes=tuple(cut))
+        # A character may take six bytes.
+        number //= 2
+    return record
 
 
 def _new_id() -> str:

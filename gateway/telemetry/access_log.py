@@ -180,10 +180,9 @@ def _budget_line(event: BudgetAlert) -> str:
 def _audit_line(event: AuditRecorded) -> str:
     changes = ", ".join(f"{c.field}: {_value_text(c.was)} -> {_value_text(c.now)}" for c in event.changes)
     origin = f"from={_escaped(event.address[:ADDRESS_CHARACTERS_MAX])}  " if event.address else ""
-    return (
-        f"audit: {event.actor} ({event.actor_kind}) {event.action} {event.object}"
-        f"{': ' + changes if changes else ''}  {origin}record={event.record}"
-    )
+    line = f"audit: {event.actor} ({event.actor_kind}) {event.action} {event.object}"
+    # A name that an operator gives must not end the line, or look like another record.
+    return _printable(f"{line}{': ' + changes if changes else ''}  {origin}record={event.record}")
 
 
 def _space_line(event: SpaceChecked) -> str:
@@ -308,6 +307,15 @@ def _attempts_text(event: CallFinished) -> str:
 def _value_text(value: Any) -> str:
     """Return the value of a changed field."""
     return "not set" if value is None else msgspec.json.encode(value).decode()
+
+
+def _printable(text: str) -> str:
+    """Return a text with the escapes of Python in place of characters that no terminal shows."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
+    )
 
 
 def json_text(words: str) -> str:

@@ -149,8 +149,13 @@ def test_a_record_is_bounded() -> None:
         OPERATOR, "create", "key/" + "k" * 5000, [ChangedField("models", None, ["m" * 500] * 99)]
     )
 
-    for cut in (wide, long):
-        assert len(str(cut)) < RECORD_BYTES_MAX
+    escaped = new_record(
+        OPERATOR, "change", "tenant/x", [ChangedField(f"\x1b{n}" * 99, "\x1b" * 900) for n in range(40)]
+    )
+
+    for cut in (wide, long, escaped):
+        assert len(msgspec.json.encode(cut)) <= RECORD_BYTES_MAX
+    assert "and 35 more" == escaped.changes[-1].field
     assert "and 59 more" == wide.changes[-1].field
     assert str(long.changes[0].now).endswith("… (cut)")
 
@@ -232,6 +237,8 @@ def test_a_record_is_one_line_of_the_log() -> None:
         "audit: ops (key) change tenant/acme: limits.tokens_per_day: not set -> 9, "
         f'models: ["a"] -> ["a","b"]  from=10.0.0.9  record={made.id}'
     ) == str(line)
+    named = new_record(OPERATOR, "change", "tenant/acme", [ChangedField("model_limits.\x1b[2K\naudit: root")])
+    assert "tenant/acme: model_limits.\\x1b[2K\\naudit: root: " in str(EventLine(named.event()))
     fields = msgspec.to_builtins(line.fields())
     assert {"field": "limits.tokens_per_day", "was": None, "is": 9} == fields["changes"][0]
     assert ("audit", "ops", "req-1", "host:8080") == tuple(
