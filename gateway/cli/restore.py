@@ -32,6 +32,10 @@ from gateway.tenants.store import TenantStore
 
 # Actions of records after which an object is gone.
 REMOVALS = frozenset({"remove", "revoke", "undrain"})
+NO_SNAPSHOT_NOTE = (
+    "no gateway's snapshot was found on this host: a key that was revoked after the export is valid again, "
+    "unless you revoke it again"
+)
 SNAPSHOT_NOTE = (
     "tenants and keys that Redis has lost are taken from the snapshot on this host, not from the file"
 )
@@ -85,6 +89,8 @@ async def _restore(context: Context) -> int:
     plan = Plan(exported.joined(lost), current, replace=options.replace)
     if lost and exported.created:
         show_line(f"{SNAPSHOT_NOTE} ({tenants_and_keys(len(lost.tenants), len(lost.keys))})")
+    elif plan.keys and not current.keys and context.redis is not None:
+        show_line(NO_SNAPSHOT_NOTE)
     planned = _show_lines(plan, 0, options)
     if plan and not options.dry_run:
         await _apply(context, store, plan, trail)

@@ -135,6 +135,8 @@ async def test_what_was_exported_is_what_is_restored(boot: Boots, place: Place) 
         assert {"model", "drain"} <= kinds
 
     place.empty()
+    warned = await place.run("restore", str(place.folder.parent / "backup.jsonl"), "--dry-run")
+    assert ("revoked after the export is valid again" in warned.err) is (place.redis is not None)
     dry = await place.restore("--dry-run")
     assert "+ tenant acme" in dry
     assert any(line.startswith("+ used by acme of budget_per_month: 0 -> 0.") for line in dry)
