@@ -72,6 +72,10 @@ async def test_conditions_on_a_tenant_that_is_not_there(gateway: Running) -> Non
     assert 404 == (await client.patch(ACME, json={}, headers={"if-match": "*"})).status_code
     assert 404 == (await client.delete(ACME, headers={"if-match": '"0"'})).status_code
     assert 412 == (await client.put(ACME, json={}, headers={"if-match": "*"})).status_code
+    # A key of the name was created since.
+    assert 200 == (await client.post("/admin/keys", json={"tenant": "acme", "id": "k"})).status_code
+    assert 404 == (await client.delete(ACME, headers={"if-match": '"0"'})).status_code
+    assert ["k"] == [key["id"] for key in (await client.get("/admin/keys")).json()]
     new = {"if-none-match": "*"}
     made = [(await client.put(ACME, json={"weight": 3}, headers=new)).status_code for _ in range(2)]
     assert [200, 412] == made

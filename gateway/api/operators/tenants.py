@@ -284,8 +284,10 @@ async def remove_tenant(
     condition = condition_of(context)
 
     def check(settings: config.TenantConfig | None) -> None:
-        if settings is not None:
-            condition.check(f"the tenant {name!r}", tag_of(settings))
+        if settings is None:
+            # There may be keys of the name, which the operator has not seen.
+            raise NotFound(f"there is no stored tenant {name!r}")
+        condition.check(f"the tenant {name!r}", tag_of(settings))
 
     with store_errors():
         if not await admin.store.remove_tenant(name, by=operator, check=check if condition.is_set else None):
