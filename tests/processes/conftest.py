@@ -13,12 +13,18 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.config.host_users import people
 from tests.waiting import PATIENCE_S
 
 KEY = "process-test-key"
 SERVE = (sys.executable, "-m", "gateway", "serve")
 # httpx loads all certificate authorities for each client without a context, in 17 ms.
 TLS_CONTEXT = httpx.create_ssl_context(trust_env=False)
+
+
+ON_A_MACHINE_OF_ONE = pytest.mark.skipif(
+    len(people()) > 1, reason="several people can log in to this machine: /admin needs a key"
+)
 
 
 class Served:

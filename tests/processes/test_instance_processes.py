@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.processes.conftest import TLS_CONTEXT, Served, alive, wait_until
+from tests.processes.conftest import ON_A_MACHINE_OF_ONE, TLS_CONTEXT, Served, alive, wait_until
 from tests.processes.test_admin_listener import free_port
 from tests.waiting import PATIENCE_S
 
@@ -84,6 +84,7 @@ def manager(tmp_path: Path, repository: Path) -> Iterator[Manager]:
     gateway.stop()
 
 
+@ON_A_MACHINE_OF_ONE
 def test_instances_start_restart_stop_and_fail(manager: Manager) -> None:
     # It takes seconds to look for the model, and ends with the test.
     assert 201 == manager.send("POST", name="e", model_id="does-not-exist", kind="engine").status_code

@@ -24,7 +24,7 @@ from gateway.telemetry.snapshot import Snapshot
 from gateway.tenants.keyring import key_digest
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
-from tests.processes.conftest import KEY, Served, wait_until
+from tests.processes.conftest import KEY, ON_A_MACHINE_OF_ONE, Served, wait_until
 from tests.quotas.redis_server import RedisServer
 from tests.waiting import PATIENCE_S
 
@@ -191,6 +191,7 @@ def test_closed_pipe_ends_the_help_quietly() -> None:
     assert cut_off("--help") in ((0, ""), (1, ""))
 
 
+@ON_A_MACHINE_OF_ONE
 def test_serves_with_a_closed_standard_output(config: Path) -> None:
     with unread() as writing:
         command = [sys.executable, "-m", "gateway", "serve", "-c", str(config)]
@@ -280,6 +281,7 @@ class Terminal:
                 return
 
 
+@ON_A_MACHINE_OF_ONE
 def test_follows_a_restarting_gateway_until_ctrl_c(config: Path) -> None:
     terminal = Terminal(config)
     try:

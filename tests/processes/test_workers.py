@@ -14,7 +14,15 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.processes.conftest import KEY, TLS_CONTEXT, Served, alive, run_serve, wait_until
+from tests.processes.conftest import (
+    KEY,
+    ON_A_MACHINE_OF_ONE,
+    TLS_CONTEXT,
+    Served,
+    alive,
+    run_serve,
+    wait_until,
+)
 from tests.processes.holding_server import HELD, HoldingServer
 from tests.quotas.redis_server import RedisServer
 from tests.waiting import PATIENCE_S
@@ -186,6 +194,7 @@ def ended(gateway: Served) -> str:
     return str(name)
 
 
+@ON_A_MACHINE_OF_ONE
 def test_hung_worker_is_restarted_and_every_worker_reports_it(shared: Stand) -> None:
     gateway = shared.gateway
     pids = workers(gateway)
