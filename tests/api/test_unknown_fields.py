@@ -118,10 +118,10 @@ def test_every_body_has_a_twin_that_refuses_unknown_fields(struct: type[msgspec.
 
     assert issubclass(twin, struct)
     assert set(struct.__struct_encode_fields__) == set(twin.__struct_encode_fields__)
-    if takes_other_fields(struct):
-        return
-    with pytest.raises(msgspec.ValidationError, match="unknown field `no_such_field`"):
+    with pytest.raises(msgspec.ValidationError) as refused:
         msgspec.json.decode(b'{"no_such_field": 1}', type=twin)
+    is_about_it = "unknown field `no_such_field`" in str(refused.value)
+    assert is_about_it is not takes_other_fields(struct)
 
 
 async def test_unknown_fields_change_no_result() -> None:

@@ -79,7 +79,10 @@ class Place(NamedTuple):
 @pytest.fixture(params=["redis", "file"])
 def place(request: pytest.FixtureRequest, own_redis: RedisServer, tmp_path: Path, command: Commands) -> Place:
     """Prepare each of the stores."""
-    redis = own_redis if request.param == "redis" else None
+    return place_of(tmp_path, own_redis if request.param == "redis" else None, command)
+
+
+def place_of(tmp_path: Path, redis: RedisServer | None, command: Commands) -> Place:
     folder, config = tmp_path / "state", tmp_path / "router.yaml"
     folder.mkdir(mode=0o700)
     store = "memory" if redis is None else redis.url
@@ -221,13 +224,10 @@ async def test_a_client_certificate_identifies_one_tenant_after_a_restore_too(pl
 async def test_a_gateway_moves_from_its_file_to_redis(
     boot: Boots, own_redis: RedisServer, tmp_path: Path, command: Commands
 ) -> None:
-    folder, config = tmp_path / "state", tmp_path / "router.yaml"
-    folder.mkdir(mode=0o700)
-    config.write_text(CONFIG.format(store="memory", folder=folder, ops=key_digest(KEY)))
-    place = Place(config, folder, None, command)
+    place = place_of(tmp_path, None, command)
     key = await filled(boot, place)
     before = await place.export()
-    config.write_text(CONFIG.format(store=own_redis.url, folder=folder, ops=key_digest(KEY)))
+    place.config.write_text(CONFIG.format(store=own_redis.url, folder=place.folder, ops=key_digest(KEY)))
     place = place._replace(redis=own_redis)
     await place.restore()
     assert before == await place.export("moved.jsonl")
@@ -281,10 +281,7 @@ async def test_a_count_is_never_lowered(boot: Boots, place: Place) -> None:
 async def test_counts_of_a_running_gateway_without_redis_are_not_touched(
     boot: Boots, own_redis: RedisServer, tmp_path: Path, command: Commands
 ) -> None:
-    folder, config = tmp_path / "state", tmp_path / "router.yaml"
-    folder.mkdir(mode=0o700)
-    config.write_text(CONFIG.format(store="memory", folder=folder, ops=key_digest(KEY)))
-    place = Place(config, folder, None, command)
+    place = place_of(tmp_path, None, command)
     await filled(boot, place)
     await place.export()
     place.empty()
