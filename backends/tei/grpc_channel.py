@@ -187,7 +187,7 @@ class GrpcClient:
         match code:
             case _CODE.DEADLINE_EXCEEDED:
                 return AttemptTimedOut(f"no answer within {timeout_s:.1f} s")
-            # The channel may have seemed connected only because it had not yet noticed that the server closed.
+            # The channel may have seemed connected only because it had not yet noticed its server close.
             case _CODE.UNAVAILABLE if not is_connected or details.startswith(NEVER_SENT):
                 return ReplicaUnavailable(_connect_failure(details))
             case _CODE.UNAVAILABLE if self._is_broken(details):
