@@ -21,6 +21,8 @@ export interface Column<Row> {
   // long: it takes the space that is left, and its end is cut.
   kind?: "text" | "number" | "long" | "actions";
   isSorted?: boolean;
+  // Only in the CSV file.
+  isOnlyExported?: boolean;
 }
 
 export interface Remote {
@@ -83,7 +85,8 @@ function Cell<Row>({ column, row }: { column: Column<Row>; row: Row }) {
 }
 
 export function Table<Row>(props: TableProps<Row>) {
-  const { label, columns, rows, rowKey, id = "", sort = "", empty, remote, file, onOpen, tools, isSelected } = props;
+  const { label, columns: all, rows, rowKey, id = "", sort = "", empty, remote, file, onOpen, tools, isSelected } = props;
+  const columns = all.filter(({ isOnlyExported }) => !isOnlyExported);
   const own = useTableState(id, sort);
   const state = remote?.state ?? own;
   if (!rows) return <Skeleton rows={6} height={28} />;
@@ -94,10 +97,10 @@ export function Table<Row>(props: TableProps<Row>) {
   const shown = remote ? rows : found.slice(page * PAGE_ROWS, (page + 1) * PAGE_ROWS);
   const isFiltered = state.search.trim() !== "";
   if (!total && !isFiltered) return <Empty title="Nothing here yet" {...empty} />;
-  const values = columns.filter((column) => column.value && column.title);
+  const values = all.filter((column) => column.value && column.title);
   const exportAll = async () => {
-    const all = remote?.fetchAll ? ((await remote.fetchAll()) as Row[]) : found;
-    const text = csvOf([values.map(({ title }) => title), ...all.map((row) => values.map(({ value }) => value!(row)))]);
+    const every = remote?.fetchAll ? ((await remote.fetchAll()) as Row[]) : found;
+    const text = csvOf([values.map(({ title }) => title), ...every.map((row) => values.map(({ value }) => value!(row)))]);
     saveFile(text, "text/csv", `${file}.csv`);
   };
   return (
