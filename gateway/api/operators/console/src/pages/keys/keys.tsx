@@ -1,11 +1,11 @@
-// Keys.
+// Keys: those of all tenants.
 import { Page } from "../../ui/page.tsx";
-import { Skeleton } from "../../ui/states.tsx";
+import { KeyCard } from "./key-card.tsx";
 
 export function Keys() {
   return (
-    <Page title="Keys">
-      <Skeleton />
+    <Page title="Keys" note="Secrets that identify tenants. The gateway keeps digests only, and shows a key once.">
+      <KeyCard />
     </Page>
   );
 }
