@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from collections import defaultdict
@@ -16,7 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from threading import Thread
@@ -37,14 +38,17 @@ from gateway.api.operators import (
     admin,
     audit,
     fleet,
+    history,
     jobs,
     keys,
     manager,
+    own_calls,
     own_usage,
     probes,
     replicas,
     sign_in,
     status,
+    summary,
     tenants,
     texts,
     ui,
@@ -52,7 +56,9 @@ from gateway.api.operators import (
 from gateway.api.operators.additions import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
 from gateway.api.operators.application import Services, litestar_application
+from gateway.api.operators.directory import TenantDirectory
 from gateway.api.operators.fleet import Description, FleetApi, SetDrain
+from gateway.api.operators.history import HistoryApi
 from gateway.api.operators.manager import AskParent, HostApi
 from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
@@ -89,17 +95,23 @@ from gateway.events import (
     GatewayDrained,
     Observe,
     Observers,
+    QuotaDecided,
     ReplicaChanged,
     ReplicaSlow,
     SpaceChecked,
 )
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.store import FleetStore
+from gateway.history.keeper import HistoryKeeper
+from gateway.history.opening import open_history
+from gateway.history.spans import SpanRecorder
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
 from gateway.quotas.kept_ledger import KeptLedger
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
+from gateway.quotas.refusals import FILE_NAME as REFUSALS_FILE
+from gateway.quotas.refusals import Refusals
 from gateway.routing.discovery import Resolver, resolve
 from gateway.routing.routes import Routes
 from gateway.routing.slowness import SlowWatch
@@ -155,6 +167,7 @@ OPERATOR_MODULES = (
     probes,
     keys,
     tenants,
+    summary,
     admin,
     additions,
     manager,
@@ -162,10 +175,12 @@ OPERATOR_MODULES = (
     replicas,
     jobs,
     own_usage,
+    own_calls,
     audit,
     ui,
     sign_in,
     fleet,
+    history,
 )
 OPERATORS = Dialect(
     handlers=[handler for module in OPERATOR_MODULES for handler in module.HANDLERS],
@@ -239,6 +254,7 @@ class Stores:
     model_spaces: ModelSpaceStore | None = None
     memory: StoreMemory | None = None
     fleet: FleetStore | None = None
+    refusals: Refusals = field(default_factory=Refusals)
 
     async def aclose(self) -> None:
         """Close the connections, but not those of `tenants`, which are closed by the task that uses them."""
@@ -266,6 +282,7 @@ class WorkerReload:
     history: History
     sources: Callable[[], Sources]
     groups: Groups
+    spans: SpanRecorder | None
 
     def follow(
         self,
@@ -293,6 +310,8 @@ class WorkerReload:
         self.admin.apply(config)
         for running in retired:
             self.history.changes.forget(running.upstream.name)
+            if self.spans is not None:
+                self.spans.forget(running.upstream.name)
         self.metrics.watch(self.sources())
         return self.upstreams.retire(retired)
 
@@ -305,7 +324,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     upstreams, groups = _create_upstreams(boot, outside, stores, observe)
     traces, collected = _create_exports(boot, outside, observe)
     metrics, history = _metrics(boot, has_traces=traces is not None), History(boot.worker)
-    _connect(observe, outside, metrics, history, stores.cache, groups)
+    _connect(observe, outside, metrics, history, stores, groups)
 
     table = InstanceTable()
     serving = serving_of(config, upstreams.by_name, groups.groups, boot.added_models, table)
@@ -339,6 +358,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         gateway, in_flight, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
     )
     adding = AdditionsApi(outside.adding)
+    keeper = _join_history(boot, gateway, observe)
     fleet_api = _join_fleet(
         boot,
         outside,
@@ -355,6 +375,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         watched=watched,
         readiness=fleet_api.description.readiness,
         admin=admin,
+        directory=TenantDirectory(gateway, follower, stores.ledger, stores.refusals, admin),
         adding=adding,
         replicas=ReplicasApi(gateway, adding),
         fleet_api=fleet_api,
@@ -362,6 +383,12 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         sign_ins=SignIns(sign_on),
         batches=batches,
         audit=stores.audit,
+        history=HistoryApi(
+            keeper,
+            lambda: gateway.serving.config.currency,
+            lambda name: gateway.routes.known_name(name),
+            is_alone=boot.worker is None and config.quotas.store == "memory",
+        ),
     )
     parts = ServerParts(
         routes=ROUTES,
@@ -387,6 +414,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         sign_on.run(),
         groups.maintain(),
         watch_slow_replicas(gateway, config.notify or SLOW, observe),
+        keeper.run(),
         *([] if collected is None else [collected.run()]),
         # One worker of a gateway speaks for it.
         *([] if boot.worker else [fleet_api.fleet.run()]),
@@ -398,7 +426,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         ),
         in_flight=in_flight,
         gateway=gateway,
-        follow=WorkerReload(upstreams, api, admin, metrics, history, sources, groups).follow,
+        follow=WorkerReload(upstreams, api, admin, metrics, history, sources, groups, keeper.recorder).follow,
         observe=observe,
         instances=table,
         sign_on=sign_on,
@@ -428,6 +456,27 @@ def _join_fleet(
     observe.add(readiness.in_flight.follow_drain, GatewayDrained)
     observe.add(lambda _: members.renew(), GatewayDrained)
     return FleetApi(description, members, outside.drain)
+
+
+def _join_history(boot: AppBoot, gateway: Gateway, observe: Observers) -> HistoryKeeper:
+    """Return the keeper of this process's history, which counts from now on, and contacts no store yet."""
+    quotas = boot.config.quotas
+
+    def price(model: str) -> int:
+        settings = gateway.serving.config.models.get(model)
+        return token_price((settings and settings.price_per_million_tokens) or 0)
+
+    keeper = open_history(
+        None if quotas.store == "memory" else quotas.store,
+        None if boot.tenants_file is None else Path(boot.tenants_file).parent,
+        None if boot.worker is None else Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]),
+        price,
+        records_replicas=not boot.worker,
+    )
+    observe.add(keeper.counter.observe, CallFinished)
+    if keeper.recorder is not None:
+        observe.add(keeper.recorder.observe, ReplicaChanged)
+    return keeper
 
 
 def _name_of(boot: AppBoot) -> str:
@@ -467,7 +516,7 @@ def _connect(
     outside: Collaborators,
     metrics: Metrics,
     history: History,
-    cache: ItemCache | None,
+    stores: Stores,
     groups: Groups,
 ) -> None:
     """Have each part take the events that it needs."""
@@ -475,8 +524,9 @@ def _connect(
         observers.add(count, kind)
     history.join(observers)
     observers.add(outside.observe, *outside.observed)
-    if cache is not None:
-        observers.add(partial(_distrust, cache), SpaceChecked)
+    observers.add(stores.refusals.observe, QuotaDecided)
+    if stores.cache is not None:
+        observers.add(partial(_distrust, stores.cache), SpaceChecked)
     observers.add(groups.observe, ReplicaChanged, SpaceChecked)
 
 
@@ -668,7 +718,11 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
         tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file), config.audit, observe)
         trail = AuditTrail(None, folder, config.audit, observe)
         return Stores(
-            ledger or _open_memory_ledger(config, tenants_file, observe), trail, tenants, cache=cache
+            ledger or _open_memory_ledger(config, tenants_file, observe),
+            trail,
+            tenants,
+            cache=cache,
+            refusals=Refusals(file=None if folder is None else folder / REFUSALS_FILE),
         )
     timeout_s = quotas.timeout_ms / 1000
     operators_s = max(TENANTS_TIMEOUT_S, timeout_s)
@@ -688,6 +742,7 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
         ModelSpaceStore(fingerprints),
         StoreMemory(fingerprints),
         FleetStore(fingerprints),
+        Refusals(fingerprints),
     )
 
 
@@ -716,7 +771,7 @@ def _background_tasks(
     boot: AppBoot, stores: Stores, follower: KeyFollower | None, metrics: Metrics, history: History
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks, which run for as long as the application does."""
-    tasks = [stores.ledger.maintain(), measure_lag(metrics.observe_lag)]
+    tasks = [stores.ledger.maintain(), stores.refusals.run(), measure_lag(metrics.observe_lag)]
     tasks += history.tasks(lambda: Totals(metrics.collected()))
     if stores.cache is not None:
         tasks.append(stores.cache.store.maintain())

@@ -24,6 +24,7 @@ from gateway import __version__
 from gateway.api.document.complete import OPTION, operation_id, texts_of
 from gateway.api.operators.additions import AdditionsApi
 from gateway.api.operators.admin import Admin
+from gateway.api.operators.directory import TenantDirectory
 from gateway.api.operators.docs_page import (
     DOCS_HEADERS,
     CompleteJsonRenderPlugin,
@@ -31,6 +32,7 @@ from gateway.api.operators.docs_page import (
     prepare_document,
 )
 from gateway.api.operators.fleet import FleetApi
+from gateway.api.operators.history import HistoryApi
 from gateway.api.operators.manager import HostApi
 from gateway.api.operators.probes import Readiness
 from gateway.api.operators.replicas import ReplicasApi
@@ -80,6 +82,7 @@ class Services(msgspec.Struct, frozen=True):
     watched: StatusSource
     readiness: Readiness
     admin: Admin
+    directory: TenantDirectory
     adding: AdditionsApi
     replicas: ReplicasApi
     fleet_api: FleetApi
@@ -87,6 +90,7 @@ class Services(msgspec.Struct, frozen=True):
     sign_ins: SignIns
     batches: BatchesApi
     audit: AuditTrail
+    history: HistoryApi
 
 
 def services_of(scope: Mapping[str, Any]) -> Services:
