@@ -7,15 +7,12 @@ import "./styles/parts.css";
 import "./styles/forms.css";
 import "./styles/tables.css";
 import "./styles/charts.css";
-<<<<<<< HEAD
 import "./styles/filters.css";
 import "./styles/calls.css";
 import "./styles/audit.css";
 import "./styles/batches.css";
 import "./styles/my-key.css";
-=======
 import "./styles/playground.css";
->>>>>>> directory
 import { render } from "preact";
 import { App } from "./shell/app.tsx";
 
