@@ -74,7 +74,7 @@ export function keyColumns({ hasTenant, canChange, currency, onRotate, onRevoke 
         </>
       ),
     },
-    { id: "models", title: "Models", isOnlyExported: true, value: modelsWords },
+    { id: "models", title: "Models", kind: "hidden", value: modelsWords },
     {
       id: "limits",
       title: "Limits",
@@ -93,7 +93,7 @@ export function keyColumns({ hasTenant, canChange, currency, onRotate, onRevoke 
         </>
       ),
     },
-    { id: "created_by", title: "Created by", isOnlyExported: true, value: (key) => key.created_by },
+    { id: "created_by", title: "Created by", kind: "hidden", value: (key) => key.created_by },
     {
       id: "last_used",
       title: "Last used",
@@ -106,7 +106,7 @@ export function keyColumns({ hasTenant, canChange, currency, onRotate, onRevoke 
       value: (key) => (key.expires === null ? null : new Date(key.expires * 1000).toISOString()),
       show: (key) => <Expiry expires={key.expires} />,
     },
-    { id: "source", title: "Source", isOnlyExported: true, value: (key) => SOURCES[key.source] },
+    { id: "source", title: "Source", kind: "hidden", value: (key) => SOURCES[key.source] },
     ...(canChange ? [actions] : []),
   ];
 }

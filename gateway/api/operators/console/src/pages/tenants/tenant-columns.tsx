@@ -65,8 +65,8 @@ export function tenantColumns(currency: string | null): Column<TenantRow>[] {
     },
     { id: "keys", title: "Keys", kind: "number", value: (row) => row.keys, show: (row) => count(row.keys) },
     { id: "last_used", title: "Last used", kind: "number", value: (row) => row.last_used, show: (row) => row.last_used ?? NONE },
-    { id: "limits", title: "Limits", isOnlyExported: true, value: (row) => limitsWords(row.limits, currency) },
-    { id: "models", title: "Models", isOnlyExported: true, value: (row) => row.models?.join(" ") ?? "all" },
-    { id: "source", title: "Source", isOnlyExported: true, value: (row) => (row.in_file ? "router.yaml" : "stored") },
+    { id: "limits", title: "Limits", kind: "hidden", value: (row) => limitsWords(row.limits, currency) },
+    { id: "models", title: "Models", kind: "hidden", value: (row) => row.models?.join(" ") ?? "all" },
+    { id: "source", title: "Source", kind: "hidden", value: (row) => (row.in_file ? "router.yaml" : "stored") },
   ];
 }
