@@ -1,14 +1,20 @@
 // Settings of a tenant as fields of their own, as the audit records them; and patches of them (RFC 7396).
-import type { ChangedField, Settings } from "./tenants.ts";
+import type { Settings } from "./tenants.ts";
+
+export interface ChangedField {
+  // With the names of limits, as in limits.tokens_per_day.
+  field: string;
+  was: unknown;
+  is: unknown;
+}
 
 type Patch = Record<string, unknown>;
 const LIMIT_FIELDS = /^(limits|end_user_limits)\.([a-z_]+)$/;
 // A model's name may have points; that of a limit has none.
 const MODEL_FIELD = /^model_limits\.(.+)\.([a-z_]+)$/s;
 const PLAIN_FIELDS = ["models", "weight", "priority", "queue_tokens", "join", "certificates"];
-const CUT = "… (cut)";
 
-export function fieldsOf(settings: Settings): Record<string, unknown> {
+function fieldsOf(settings: Settings): Record<string, unknown> {
   const { limits, model_limits, end_user_limits, certificates, ...plain } = settings;
   const named = (prefix: string, of: object) => Object.entries(of).map(([name, amount]) => [`${prefix}.${name}`, amount]);
   return {
@@ -31,26 +37,24 @@ export function differences(before: Settings, after: Settings): ChangedField[] {
     .map((field) => ({ field, was: was[field] ?? null, is: is[field] ?? null }));
 }
 
-// A field's name and value that a patch can set; null for one that was cut, or that no patch has.
+// The names under which a patch sets a field; null for one that no patch has.
 function place(field: string): string[] | null {
   if (PLAIN_FIELDS.includes(field)) return [field];
   const own = LIMIT_FIELDS.exec(field);
   if (own) return [own[1]!, own[2]!];
   const of = MODEL_FIELD.exec(field);
-  return of && !field.includes(CUT) ? ["model_limits", of[1]!, of[2]!] : null;
+  return of ? ["model_limits", of[1]!, of[2]!] : null;
 }
 
-export const isRestorable = ({ field, was }: ChangedField) => place(field) !== null && !JSON.stringify(was ?? null).includes(CUT);
-
-// The patch that gives fields the values of `pick`.
-export function patchOf(changes: ChangedField[], pick: "was" | "is"): Patch {
+// The patch that makes these changes.
+export function patchOf(changes: ChangedField[]): Patch {
   const patch: Patch = {};
   for (const change of changes) {
     const path = place(change.field);
     if (!path) continue;
     let at = patch;
     for (const name of path.slice(0, -1)) at = (at[name] ??= {}) as Patch;
-    at[path.at(-1)!] = change[pick] ?? null;
+    at[path.at(-1)!] = change.is ?? null;
   }
   return patch;
 }

@@ -104,20 +104,3 @@ export interface Summary {
   currency: string | null;
   notes: string[];
 }
-
-export interface ChangedField {
-  field: string;
-  was: unknown;
-  is: unknown;
-}
-
-export interface AuditRecord {
-  id: string;
-  time: string;
-  actor: string;
-  actor_kind: string;
-  address: string;
-  action: string;
-  object: string;
-  changes: ChangedField[];
-}

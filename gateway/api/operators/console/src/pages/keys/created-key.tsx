@@ -8,13 +8,13 @@ import { CopyButton } from "../../ui/copy-button.tsx";
 import { Dialog } from "../../ui/dialog.tsx";
 import { Notes } from "../tenants/saved-notes.tsx";
 import { FirstCall } from "./first-call.tsx";
-import { firstCallSamples, sampleModel } from "./samples.ts";
+import { firstCallSamples } from "./samples.ts";
 
 export function CreatedKey({ created, onClose }: { created: Created; onClose: () => void }) {
   const id = useId();
   const { snapshot } = useStatus();
   const { key, shown, notes } = created;
-  const call = sampleModel(shown, snapshot?.models ?? []);
+  const samples = firstCallSamples(shown, key, snapshot?.models ?? []);
   return (
     <Dialog
       title={`The key ${shown.id}`}
@@ -34,12 +34,12 @@ export function CreatedKey({ created, onClose }: { created: Created; onClose: ()
         <CopyButton text={key} target={id} label="Copy the key" />
       </div>
       <Notes notes={notes} />
-      {call && (
+      {samples && (
         <>
           <div class="stack">
             <h3>Its first call</h3>
-            <p class="note">Python and TypeScript take the key from the environment, as the first line of curl sets it.</p>
-            <Code samples={firstCallSamples(call, key)} />
+            <p class="note">All take the key from the environment, where the first line for curl puts it.</p>
+            <Code samples={samples} />
           </div>
           <FirstCall of={shown} onLeave={onClose} />
         </>

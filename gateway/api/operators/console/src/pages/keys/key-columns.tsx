@@ -80,7 +80,7 @@ export function keyColumns({ hasTenant, canChange, currency, onRotate, onRevoke 
       title: "Limits",
       isSorted: false,
       value: (key) => limitsWords(key.limits, currency),
-      show: (key) => (Object.keys(key.limits).length ? <Clip text={limitsWords(key.limits, currency)} /> : <span class="note">its tenant's</span>),
+      show: (key) => (Object.keys(key.limits).length ? <Clip text={limitsWords(key.limits, currency)} /> : <span class="note nowrap">its tenant's</span>),
     },
     {
       id: "created",

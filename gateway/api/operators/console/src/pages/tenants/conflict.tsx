@@ -1,8 +1,8 @@
 // Another operator was faster: what they changed, and how to go on.
 import { useEffect, useRef } from "preact/hooks";
-import type { ChangedField } from "../../lib/tenants.ts";
+import type { ChangedField } from "../../lib/settings.ts";
 import { Button } from "../../ui/button.tsx";
-import { ChangeList } from "./change-list.tsx";
+import { Diff } from "../audit/diff.tsx";
 
 export interface ConflictProps {
   name: string;
@@ -24,7 +24,7 @@ export function Conflict({ name, changes, onLoad }: ConflictProps) {
         </b>{" "}
         Nothing of yours is saved yet.
       </p>
-      <ChangeList changes={changes} />
+      <Diff changes={changes} />
       <div class="row">
         <Button isSmall kind="primary" onClick={() => onLoad(true)}>
           Load it and keep my changes

@@ -25,7 +25,7 @@ export function EditTenant({ name, etag, settings, onClose, onSaved }: EditTenan
   const [theirs, setTheirs] = useState<StoredTenant | null>(null);
   const [notes, setNotes] = useState<string[]>([]);
   const { busy, problem, run, reset } = useAction(async () => {
-    const body = patchOf(differences(base.settings, settingsOf(form)), "is");
+    const body = patchOf(differences(base.settings, settingsOf(form)));
     try {
       return (await send<StoredTenant>(named("/admin/tenants", name), { method: "PATCH", body, headers: { "if-match": base.etag } })).content;
     } catch (error) {
@@ -44,7 +44,7 @@ export function EditTenant({ name, etag, settings, onClose, onSaved }: EditTenan
   };
   const startFrom = (isMineKept: boolean) => {
     if (!theirs) return;
-    const mine = patchOf(differences(base.settings, settingsOf(form)), "is");
+    const mine = patchOf(differences(base.settings, settingsOf(form)));
     setForm(formOf(name, isMineKept ? merged(theirs.settings, mine) : theirs.settings));
     setBase({ etag: theirs.etag, settings: theirs.settings });
     setTheirs(null);

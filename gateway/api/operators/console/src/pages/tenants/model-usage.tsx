@@ -25,7 +25,6 @@ export function ModelUsage({ tenant }: { tenant: Summary }) {
         columns={columns}
         rows={by_model}
         rowKey={({ model }) => model}
-        file={`usage-${tenant.name}`}
         empty={{ title: "No usage this month", children: "The first call of one of its keys is counted here." }}
       />
     </Card>

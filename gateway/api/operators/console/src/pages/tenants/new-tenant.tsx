@@ -21,7 +21,7 @@ export function NewTenant({ onClose }: { onClose: () => void }) {
     go(href("tenants", [name]));
   };
   const { busy, problem, run } = useAction(async () => {
-    const body = patchOf(differences(EMPTY, settingsOf(form)), "is");
+    const body = patchOf(differences(EMPTY, settingsOf(form)));
     return (await send<StoredTenant>(named("/admin/tenants", name), { method: "PUT", body, headers: { "if-none-match": "*" } })).content;
   });
   const save = async () => {

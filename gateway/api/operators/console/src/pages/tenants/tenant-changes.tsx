@@ -5,14 +5,14 @@ import { get, withQuery } from "../../lib/api.ts";
 import { ago, moment } from "../../lib/format.ts";
 import { useLoad } from "../../lib/load.ts";
 import { href } from "../../lib/route.ts";
-import { isRestorable } from "../../lib/settings.ts";
-import type { AuditRecord, Summary } from "../../lib/tenants.ts";
+import type { Summary } from "../../lib/tenants.ts";
 import { Button } from "../../ui/button.tsx";
 import { Card } from "../../ui/card.tsx";
 import { Clip } from "../../ui/clip.tsx";
 import { Empty, Failure, Skeleton } from "../../ui/states.tsx";
-import { ChangeList } from "./change-list.tsx";
-import { Restore } from "./restore.tsx";
+import { Diff } from "../audit/diff.tsx";
+import type { AuditRecord } from "../audit/record.ts";
+import { Restore } from "../audit/restore.tsx";
 
 const SHOWN = 10;
 const REFRESH_MS = 15_000;
@@ -50,26 +50,37 @@ export function TenantChanges({ tenant, turn, canRestore, onRestored }: TenantCh
           {tenant.in_file ? "Changes of router.yaml are not recorded here." : undefined}
         </Empty>
       )}
-      <ol class="records">
-        {content?.data.map((record) => (
-          <li key={record.id}>
-            <div class="record-head">
-              <b>{record.action}</b>
-              <Clip class="note" text={`by ${record.actor}`} />
-              <span class="note" title={moment(Date.parse(record.time) / 1000)}>
-                {ago(Date.parse(record.time) / 1000)}
-              </span>
-              {canRestore && record.action === "change" && record.changes.some(isRestorable) && (
-                <Button isSmall icon={Undo2} onClick={() => setChosen(record)}>
-                  Restore
-                </Button>
-              )}
-            </div>
-            <ChangeList changes={record.changes} most={FIELDS_SHOWN} />
-          </li>
-        ))}
-      </ol>
-      {chosen && <Restore name={tenant.name} record={chosen} onClose={() => setChosen(null)} onRestored={onRestored} />}
+      {content && content.data.length > 0 && (
+        <ol class="records">
+          {content.data.map((record) => (
+            <li key={record.id}>
+              <div class="record-head">
+                <b>{record.action}</b>
+                <Clip class="note" text={`by ${record.actor}`} />
+                <span class="note" title={moment(Date.parse(record.time) / 1000)}>
+                  {ago(Date.parse(record.time) / 1000)}
+                </span>
+                {canRestore && record.action === "change" && record.restore && (
+                  <Button isSmall icon={Undo2} onClick={() => setChosen(record)}>
+                    Restore
+                  </Button>
+                )}
+              </div>
+              <Diff changes={record.changes} most={FIELDS_SHOWN} />
+            </li>
+          ))}
+        </ol>
+      )}
+      {chosen && (
+        <Restore
+          record={chosen}
+          onClose={() => setChosen(null)}
+          onDone={() => {
+            setChosen(null);
+            onRestored();
+          }}
+        />
+      )}
     </Card>
   );
 }

@@ -1,5 +1,5 @@
 // Columns of the list of tenants.
-import { count, money, NONE, short } from "../../lib/format.ts";
+import { count, money, NONE, short, spend } from "../../lib/format.ts";
 import { limitsWords, limitTitle } from "../../lib/limits.ts";
 import { href } from "../../lib/route.ts";
 import type { TenantRow } from "../../lib/tenants.ts";
@@ -21,23 +21,14 @@ function Name({ row }: { row: TenantRow }) {
 }
 
 export function tenantColumns(currency: string | null): Column<TenantRow>[] {
-  const costs: Column<TenantRow>[] = [
-    {
-      id: "cost",
-      title: "Cost today",
-      kind: "number",
-      value: (row) => row.today.cost,
-      show: (row) => <span title={currency ?? ""}>{money(row.today.cost)}</span>,
-    },
-    {
-      id: "month",
-      title: "This month",
-      kind: "number",
-      isSorted: false,
-      value: (row) => row.month.cost,
-      show: (row) => (row.month.cost ? money(row.month.cost, currency) : NONE),
-    },
-  ];
+  const cost: Column<TenantRow> = {
+    id: "month",
+    title: `This month, ${currency}`,
+    kind: "number",
+    isSorted: false,
+    value: (row) => row.month.cost,
+    show: (row) => <span title={money(row.month.cost, currency)}>{row.month.cost ? spend(row.month.cost) : NONE}</span>,
+  };
   return [
     { id: "name", title: "Tenant", kind: "long", value: (row) => row.name, show: (row) => <Name row={row} /> },
     { id: "calls", title: "Calls today", kind: "number", value: (row) => row.today.calls, show: (row) => count(row.today.calls) },
@@ -55,7 +46,7 @@ export function tenantColumns(currency: string | null): Column<TenantRow>[] {
       value: (row) => row.today.tokens,
       show: (row) => <span title={count(row.today.tokens)}>{short(row.today.tokens)}</span>,
     },
-    ...(currency ? costs : []),
+    ...(currency ? [cost] : []),
     {
       id: "fullest",
       title: "Fullest limit",

@@ -18,6 +18,7 @@ import { LimitsCard } from "./limits-card.tsx";
 import { ModelUsage } from "./model-usage.tsx";
 import { Notes } from "./saved-notes.tsx";
 import { SettingsCard } from "./settings-card.tsx";
+import { TenantCharts } from "./tenant-charts.tsx";
 import { TenantChanges } from "./tenant-changes.tsx";
 import { TenantStats } from "./tenant-stats.tsx";
 import { UsageReport } from "./usage-report.tsx";
@@ -80,10 +81,15 @@ export function TenantPage({ name }: { name: string }) {
           <Notes notes={tenant.notes} />
           <TenantStats tenant={tenant} />
           <Grid>
-            <LimitsCard tenant={tenant} onEdit={isEditable ? () => setOpened("edit") : undefined} />
+            <div class="span-7">
+              <LimitsCard tenant={tenant} onEdit={isEditable ? () => setOpened("edit") : undefined} />
+              <ModelUsage tenant={tenant} />
+            </div>
             <SettingsCard tenant={tenant} />
             <KeyCard tenant={name} onChanged={changed} />
-            <ModelUsage tenant={tenant} />
+          </Grid>
+          <TenantCharts name={name} hasCost={tenant.currency !== null} />
+          <Grid>
             <FailedCalls name={name} />
             <TenantChanges tenant={tenant} turn={turn} canRestore={isEditable} onRestored={changed} />
           </Grid>

@@ -1,5 +1,5 @@
 // Usage of a tenant today and this month, with what is expected of the month.
-import { count, money, short } from "../../lib/format.ts";
+import { count, short, spend } from "../../lib/format.ts";
 import { href } from "../../lib/route.ts";
 import type { Summary } from "../../lib/tenants.ts";
 import { Stat } from "../../ui/stat.tsx";
@@ -16,15 +16,15 @@ export function TenantStats({ tenant }: { tenant: Summary }) {
         tone={today.refused ? "warn" : undefined}
         note={today.refused ? "by a limit" : "no limit was reached"}
       />
-      <Stat label="Tokens today" value={short(today.tokens)} note={currency ? money(today.cost, currency) : `${short(month.tokens)} this month`} />
+      <Stat label="Tokens today" value={short(today.tokens)} note={currency ? spend(today.cost, currency) : `${short(month.tokens)} this month`} />
       <Stat
         label="This month"
-        value={currency ? money(month.cost, currency) : `${short(month.tokens)} tokens`}
+        value={currency ? spend(month.cost, currency) : `${short(month.tokens)} tokens`}
         note={`${short(month.tokens)} tokens, ${short(month.calls)} calls`}
       />
       <Stat
-        label="Whole month, expected"
-        value={forecast ? (currency ? money(forecast.cost, currency) : `${short(forecast.tokens)} tokens`) : "–"}
+        label="Expected this month"
+        value={forecast ? (currency ? spend(forecast.cost, currency) : `${short(forecast.tokens)} tokens`) : "–"}
         note={forecast ? `${short(forecast.tokens)} tokens, ${short(forecast.requests)} calls` : "after the first complete day"}
       />
     </div>
