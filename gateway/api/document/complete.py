@@ -7,10 +7,14 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 from litestar import Litestar
+from litestar.handlers import HTTPRouteHandler
 
+from gateway.api.document.errors import error_bodies, error_kinds, narrow_errors
 from gateway.api.document.fields import MEANINGS
+from gateway.api.document.replies import describe_replies
 from gateway.api.server.dialect import Dialect
 from gateway.api.server.endpoints import JSON_ONLY, BodyForms, endpoint_of
+from gateway.api.server.error_bodies import TEI, ErrorFormat
 from gateway.api.server.paths import METHOD, options_of
 from gateway.api.server.responses import ARROW, OCTETS
 
@@ -29,13 +33,14 @@ class Texts(msgspec.Struct, frozen=True):
     """Texts that all dialects add to the document.
 
     tags: in the order of the document. examples: by the name of the body. meanings: of `Struct.field`, or of
-    a field in any body. forms: of bodies and replies besides JSON, by path.
+    a field in any body. forms: of bodies and replies besides JSON, by path. formats: of error bodies.
     """
 
     tags: Mapping[str, str]
     examples: Mapping[str, Any]
     meanings: Mapping[str, str]
     forms: Mapping[str, BodyForms]
+    formats: Sequence[ErrorFormat]
 
 
 def texts_of(dialects: Sequence[Dialect]) -> Texts:
@@ -52,7 +57,19 @@ def texts_of(dialects: Sequence[Dialect]) -> Texts:
             if endpoint is not None
             for path in handler.paths
         },
+        _formats(handlers),
     )
+
+
+def _formats(handlers: Sequence[HTTPRouteHandler]) -> list[ErrorFormat]:
+    """Return the formats of errors that handlers declare, and TEI's, which is that of all others."""
+    formats = {TEI.name: TEI}
+    for handler in handlers:
+        options = options_of(handler)
+        endpoint = endpoint_of(options.answer)
+        declared = [options.errors, *(endpoint.dialects.values() if endpoint is not None else ())]
+        formats |= {errors.name: errors for errors in declared if errors is not None}
+    return list(formats.values())
 
 
 @lru_cache(maxsize=1)
@@ -76,9 +93,13 @@ def complete(document: dict[str, Any], texts: Texts) -> dict[str, Any]:
             _split_description(operation)
             _require_path_names(operation)
             _complete_body(operation, schemas, texts)
+            narrow_errors(operation)
     _sort_fields(schemas)
     _describe_parts(schemas, texts.meanings)
     _describe_defaults(document)
+    describe_replies(document)
+    document["x-error-kinds"] = error_kinds()
+    document["x-error-bodies"] = error_bodies(texts.formats)
     return document
 
 

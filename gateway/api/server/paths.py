@@ -40,6 +40,8 @@ CONSOLE_PATHS = frozenset(
         "/v1/rerank",
         "/usage",
         "/docs",
+        "/docs/docs.js",
+        "/docs/docs.css",
         "/docs/openapi.json",
     )
 )
