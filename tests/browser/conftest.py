@@ -110,14 +110,19 @@ class ObservedPage:
         self.page.goto(f"{base}/ui#/{view}")
 
     def use_key(self, key: str) -> None:
-        """Type a key and submit it, like a user."""
-        self.page.get_by_label("API key").fill(key)
-        self.page.get_by_role("button", name="Use").click()
+        """Sign in with a key, like a user. Where the page shows without one, its button leads there."""
+        field = self.page.get_by_label("API key")
+        self.page.wait_for_selector("h1")
+        if not field.is_visible():
+            self.page.get_by_role("button", name="Sign in").click()
+        field.fill(key)
+        self.page.get_by_role("button", name="Sign in", exact=True).click()
+        self.page.get_by_role("button", name="Sign out").wait_for()
 
     def show(self, title: str) -> None:
         """Follow the link to another page of the console."""
         self.page.get_by_role("navigation").get_by_role("link", name=title, exact=True).click()
-        self.page.wait_for_selector(f"h2:text-is('{title}')")
+        self.page.wait_for_selector(f"h1:text-is('{title}')")
 
     def _collect(self, message: Any) -> None:
         if message.type in ("error", "warning"):

@@ -22,9 +22,10 @@ from litestar.types.internal_types import PathParameterDefinition
 
 from gateway import __version__
 from gateway.api.document.complete import OPTION, operation_id, texts_of
+from gateway.api.operators import docs_page
 from gateway.api.operators.additions import AdditionsApi
 from gateway.api.operators.admin import Admin
-from gateway.api.operators import docs_page
+from gateway.api.operators.directory import TenantDirectory
 from gateway.api.operators.fleet import FleetApi
 from gateway.api.operators.manager import HostApi
 from gateway.api.operators.probes import Readiness
@@ -75,6 +76,7 @@ class Services(msgspec.Struct, frozen=True):
     watched: StatusSource
     readiness: Readiness
     admin: Admin
+    directory: TenantDirectory
     adding: AdditionsApi
     replicas: ReplicasApi
     fleet_api: FleetApi
