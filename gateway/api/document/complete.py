@@ -1,6 +1,7 @@
 """Completion of the OpenAPI document that Litestar generates: summaries, tags, fields, and examples."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
@@ -21,6 +22,8 @@ from gateway.api.server.responses import ARROW, OCTETS
 # Key of the texts in an application's `opt`.
 OPTION: Final = "document"
 Operation: TypeAlias = dict[str, Any]
+# Begins a path whose wire format has versions.
+VERSION: Final = re.compile(r"/v\d")
 FIRST_FIELDS: Final = ("query", "input", "inputs", "texts", "documents", "model")
 BYTES_MEANING = "The numbers, one vector after the other, for `encoding_format: bytes`."
 ARROW_MEANING = (
@@ -173,7 +176,7 @@ def _sort_paths(document: dict[str, Any], tags: Mapping[str, str]) -> None:
     names = list(dict.fromkeys([*tags, *tag_of.values()]))
 
     def place(path: str) -> tuple[int, bool, bool, str]:
-        return names.index(tag_of[path]), path.startswith("/models/{"), not path.startswith("/v"), path
+        return names.index(tag_of[path]), path.startswith("/models/{"), VERSION.match(path) is None, path
 
     # A method after a name is a segment of its own in the declared path only.
     document["paths"] = {path.replace(METHOD, ":"): items[path] for path in sorted(items, key=place)}

@@ -92,7 +92,7 @@ export async function fetchDocument(address: string): Promise<ApiDocument> {
 }
 
 // Of several paths, the one that callers write first: with a version, and without a model in it.
-const place = (path: string) => (path.startsWith("/models/{") ? 2 : 0) + (path.startsWith("/v") ? 0 : 1);
+const place = (path: string) => (path.startsWith("/models/{") ? 2 : 0) + (/^\/v\d/.test(path) ? 0 : 1);
 
 // The operations in the order of the document, with equal ones joined.
 export function operationsOf(document: ApiDocument): Operation[] {
@@ -100,7 +100,8 @@ export function operationsOf(document: ApiDocument): Operation[] {
   for (const [path, item] of Object.entries(document.paths)) {
     for (const [method, raw] of Object.entries(item)) {
       const parameters = raw.parameters?.filter((parameter) => parameter.in !== "path");
-      const content = JSON.stringify([method, { ...raw, operationId: "", parameters: parameters ?? [] }]);
+      const { tags, summary, description, requestBody, responses, security } = raw;
+      const content = JSON.stringify([method, tags, summary, description, parameters ?? [], requestBody, responses, security]);
       const known = found.get(content);
       if (known) {
         known.aliases.push(path);

@@ -91,13 +91,18 @@ export function fieldsOf(schema: Schema, schemas: Schemas): FieldOf[] {
   return own.sort((one, other) => Number(other.isRequired) - Number(one.isRequired));
 }
 
-// The objects inside a schema: each with its name and fields.
+// The objects inside a schema, each once: name and schema.
 export function objectsOf(schema: Schema, schemas: Schemas): [string, Schema][] {
+  const found = objectsIn(schema, schemas);
+  return found.filter(([name], index) => found.findIndex(([other]) => other === name) === index);
+}
+
+function objectsIn(schema: Schema, schemas: Schemas): [string, Schema][] {
   return choicesOf(schema).flatMap((choice): [string, Schema][] => {
     const target = resolve(choice, schemas);
-    if (target.oneOf) return objectsOf(target, schemas);
-    if (target.type === "array") return objectsOf(target.items ?? {}, schemas);
-    if (typeof target.additionalProperties === "object" && !target.properties) return objectsOf(target.additionalProperties, schemas);
+    if (target.oneOf) return objectsIn(target, schemas);
+    if (target.type === "array") return objectsIn(target.items ?? {}, schemas);
+    if (typeof target.additionalProperties === "object" && !target.properties) return objectsIn(target.additionalProperties, schemas);
     return target.properties ? [[nameOf(choice), choice]] : [];
   });
 }

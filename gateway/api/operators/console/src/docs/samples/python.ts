@@ -65,7 +65,7 @@ export function python(request: CallRequest): string {
   } catch {
     return "# The body above is not JSON.";
   }
-  const isOpenai = request.template === "/v1/embeddings" && typeof body === "object" && body !== null;
-  if (isOpenai && "input" in body && "model" in body) return openai(request, body as Record<string, unknown>);
+  const fields = typeof body === "object" && body !== null ? (body as Record<string, unknown>) : {};
+  if (request.template === "/v1/embeddings" && "input" in fields && "model" in fields) return openai(request, fields);
   return httpx(request, body);
 }
