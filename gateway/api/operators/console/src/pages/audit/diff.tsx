@@ -5,13 +5,15 @@ import { type Change, fieldText, valueText } from "./record.ts";
 export function Diff({ changes, most = 40 }: { changes: Change[]; most?: number }) {
   const shown = changes.slice(0, most);
   const left = changes.length - shown.length;
+  // Of a new object only what it is.
+  const isNew = changes.every(({ was }) => was === null);
   return (
     <dl class="diff">
       {shown.map(({ field, was, is }) => (
         <div key={field}>
           <dt title={field}>{fieldText(field)}</dt>
           <dd>
-            {was !== is && (
+            {was !== is && !isNew && (
               <>
                 <del class={was === null ? "unset" : ""}>
                   <span class="unseen">was </span>
@@ -21,7 +23,7 @@ export function Diff({ changes, most = 40 }: { changes: Change[]; most?: number 
               </>
             )}
             <ins class={is === null ? "unset" : ""}>
-              <span class="unseen">{was === is ? "is " : ", is now "}</span>
+              <span class="unseen">{was === is || isNew ? "is " : ", is now "}</span>
               <bdi>{valueText(is)}</bdi>
             </ins>
           </dd>

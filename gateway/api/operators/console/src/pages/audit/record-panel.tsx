@@ -46,7 +46,7 @@ export function RecordPanel({ id, listed, onRestored }: RecordPanelProps) {
   return (
     <>
       <Dialog
-        title={`${record.action} ${record.object}`}
+        title={`${record.action.replace(/^./, (first) => first.toUpperCase())}: ${record.object}`}
         note={`${new Date(record.time).toLocaleString("en-GB")} · ${ago(timeOf(record))}`}
         isPanel
         onClose={close}

@@ -43,7 +43,7 @@ export const ACTIONS = [
   "stop",
   "cancel",
 ];
-export const PAGE_RECORDS = 100;
+export const PAGE_RECORDS = 50;
 const TIMEOUT_MS = 20_000;
 
 export type AuditFilter = Record<string, string | null>;
@@ -63,8 +63,12 @@ export function valueText(value: unknown): string {
   return JSON.stringify(value);
 }
 
-// limits.tokens_per_day → limit tokens per day.
-export const fieldText = (field: string) => field.replace(/^limits\./, "limit ").replaceAll("_", " ");
+// limits.tokens_per_day → limit tokens per day. Names of models stay as they are.
+export function fieldText(field: string) {
+  const ofModel = /^model_limits\.(.+)\.([^.]+)$/.exec(field);
+  if (ofModel) return `limit ${ofModel[2]!.replaceAll("_", " ")} of ${ofModel[1]}`;
+  return field.replace(/^limits\./, "limit ").replaceAll("_", " ").replace(/^end user limits\./, "limit of each end user: ");
+}
 
 // The kind and the name of an object.
 export function objectParts(object: string): [kind: string, name: string] {
