@@ -387,6 +387,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
             keeper,
             lambda: gateway.serving.config.currency,
             lambda name: gateway.routes.known_name(name),
+            lambda name: name in gateway.keyring.tenant_settings,
             is_alone=boot.worker is None and config.quotas.store == "memory",
         ),
     )

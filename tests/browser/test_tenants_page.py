@@ -327,7 +327,8 @@ def test_ten_thousand_tenants_are_one_page_and_one_search(browser: Any, crowded:
     address = page.url
     page.reload()
     page.wait_for_selector("tbody tr:first-child:has-text('Tenant-09949')")
-    with page.expect_download() as download:
+    # Eleven replies of a thousand rows.
+    with page.expect_download(timeout=90_000) as download:
         page.get_by_role("button", name="Save as CSV").click()
     table = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
     observed.context.close()
