@@ -1,8 +1,8 @@
 """Keeper of one process: it puts a part per minute into the store, and folds parts while it is chosen to.
 
-The end of a minute takes the counts and begins new ones. Their part is put again until the store has answered,
-for an hour at most; the store knows parts by their names, so that none is counted twice. A store that is away
-delays nothing but this. When the process stops, it puts the minute that has begun.
+The end of a minute takes the counts and begins new ones. Their part is put again until the store has
+answered, for an hour at most. The store knows parts by their names, so that none is counted twice. A store
+that is away delays nothing but this. When the process stops, it puts the minute that has begun.
 
 One process of all that share the store merges parts and folds hours that are over. Two that do so at a time
 do no harm: a fold is refused if another one came between its reading and its writing.

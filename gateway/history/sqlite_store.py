@@ -39,7 +39,9 @@ CREATE TABLE IF NOT EXISTS parts (
     minute INTEGER NOT NULL, name TEXT NOT NULL, content BLOB NOT NULL, expires_s REAL NOT NULL,
     PRIMARY KEY (minute, name)
 ) STRICT;
-CREATE TABLE IF NOT EXISTS chunks (key TEXT PRIMARY KEY, content BLOB NOT NULL, expires_s REAL NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS chunks (
+    key TEXT PRIMARY KEY, content BLOB NOT NULL, expires_s REAL NOT NULL
+) STRICT;
 CREATE TABLE IF NOT EXISTS names (
     period INTEGER NOT NULL, number TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (period, number)
 ) STRICT;
@@ -207,7 +209,7 @@ class HistoryInSqlite:
         except sqlite3.DatabaseError as error:
             if self._path is None or isinstance(error, sqlite3.OperationalError):
                 raise
-            # The file is no database. It is kept for whom it may concern.
+            # The file is no database. It stays for the operator to look at.
             self._path.replace(self._path.with_suffix(".unreadable"))
             make_private(self._path)
             self._connection = _connect(self._path)
