@@ -17,7 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from threading import Thread
@@ -42,11 +42,13 @@ from gateway.api.operators import (
     jobs,
     keys,
     manager,
+    own_calls,
     own_usage,
     probes,
     replicas,
     sign_in,
     status,
+    summary,
     tenants,
     texts,
     ui,
@@ -54,6 +56,7 @@ from gateway.api.operators import (
 from gateway.api.operators.additions import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
 from gateway.api.operators.application import Services, litestar_application
+from gateway.api.operators.directory import TenantDirectory
 from gateway.api.operators.fleet import Description, FleetApi, SetDrain
 from gateway.api.operators.history import HistoryApi
 from gateway.api.operators.manager import AskParent, HostApi
@@ -92,6 +95,7 @@ from gateway.events import (
     GatewayDrained,
     Observe,
     Observers,
+    QuotaDecided,
     ReplicaChanged,
     ReplicaSlow,
     SpaceChecked,
@@ -106,6 +110,8 @@ from gateway.prepare import Preparer
 from gateway.quotas.kept_ledger import KeptLedger
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
+from gateway.quotas.refusals import FILE_NAME as REFUSALS_FILE
+from gateway.quotas.refusals import Refusals
 from gateway.routing.discovery import Resolver, resolve
 from gateway.routing.routes import Routes
 from gateway.routing.slowness import SlowWatch
@@ -161,6 +167,7 @@ OPERATOR_MODULES = (
     probes,
     keys,
     tenants,
+    summary,
     admin,
     additions,
     manager,
@@ -168,6 +175,7 @@ OPERATOR_MODULES = (
     replicas,
     jobs,
     own_usage,
+    own_calls,
     audit,
     ui,
     sign_in,
@@ -246,6 +254,7 @@ class Stores:
     model_spaces: ModelSpaceStore | None = None
     memory: StoreMemory | None = None
     fleet: FleetStore | None = None
+    refusals: Refusals = field(default_factory=Refusals)
 
     async def aclose(self) -> None:
         """Close the connections, but not those of `tenants`, which are closed by the task that uses them."""
@@ -315,7 +324,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     upstreams, groups = _create_upstreams(boot, outside, stores, observe)
     traces, collected = _create_exports(boot, outside, observe)
     metrics, history = _metrics(boot, has_traces=traces is not None), History(boot.worker)
-    _connect(observe, outside, metrics, history, stores.cache, groups)
+    _connect(observe, outside, metrics, history, stores, groups)
 
     table, in_flight = InstanceTable(), InFlight(config.limits.in_flight_bytes)
     serving = serving_of(config, upstreams.by_name, groups.groups, boot.added_models, table)
@@ -365,6 +374,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         watched=watched,
         readiness=fleet_api.description.readiness,
         admin=admin,
+        directory=TenantDirectory(gateway, follower, stores.ledger, stores.refusals, admin),
         adding=adding,
         replicas=ReplicasApi(gateway, adding),
         fleet_api=fleet_api,
@@ -508,7 +518,7 @@ def _connect(
     outside: Collaborators,
     metrics: Metrics,
     history: History,
-    cache: ItemCache | None,
+    stores: Stores,
     groups: Groups,
 ) -> None:
     """Have each part take the events that it needs."""
@@ -516,8 +526,9 @@ def _connect(
         observers.add(count, kind)
     history.join(observers)
     observers.add(outside.observe, *outside.observed)
-    if cache is not None:
-        observers.add(partial(_distrust, cache), SpaceChecked)
+    observers.add(stores.refusals.observe, QuotaDecided)
+    if stores.cache is not None:
+        observers.add(partial(_distrust, stores.cache), SpaceChecked)
     observers.add(groups.observe, ReplicaChanged, SpaceChecked)
 
 
@@ -709,7 +720,11 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
         tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file), config.audit, observe)
         trail = AuditTrail(None, folder, config.audit, observe)
         return Stores(
-            ledger or _open_memory_ledger(config, tenants_file, observe), trail, tenants, cache=cache
+            ledger or _open_memory_ledger(config, tenants_file, observe),
+            trail,
+            tenants,
+            cache=cache,
+            refusals=Refusals(file=None if folder is None else folder / REFUSALS_FILE),
         )
     timeout_s = quotas.timeout_ms / 1000
     operators_s = max(TENANTS_TIMEOUT_S, timeout_s)
@@ -729,6 +744,7 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
         ModelSpaceStore(fingerprints),
         StoreMemory(fingerprints),
         FleetStore(fingerprints),
+        Refusals(fingerprints),
     )
 
 
@@ -757,7 +773,7 @@ def _background_tasks(
     boot: AppBoot, stores: Stores, follower: KeyFollower | None, metrics: Metrics, history: History
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks, which run for as long as the application does."""
-    tasks = [stores.ledger.maintain(), measure_lag(metrics.observe_lag)]
+    tasks = [stores.ledger.maintain(), stores.refusals.run(), measure_lag(metrics.observe_lag)]
     tasks += history.tasks(lambda: Totals(metrics.collected()))
     if stores.cache is not None:
         tasks.append(stores.cache.store.maintain())

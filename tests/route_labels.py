@@ -25,6 +25,7 @@ PLAIN_PATHS = frozenset(
         "/admin/history/top",
         "/admin/calls",
         "/usage",
+        "/usage/calls",
         "/usage/history",
         "/admin/limits",
         "/admin/tenants",

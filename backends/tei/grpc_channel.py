@@ -60,6 +60,13 @@ BROKEN = (
     "Connection reset",
     "keepalive",
 )
+# Beginnings of grpc's own details of UNAVAILABLE, for an RPC that had no connection to be sent over.
+NEVER_SENT = (
+    "failed to connect to all addresses",
+    "errors resolving",
+    "DNS resolution failed",
+    "empty address list",
+)
 # Words of grpc's own details of a failed connection, and the reason that is shown for them.
 CONNECT_FAILURES = (
     ("CERTIFICATE_VERIFY_FAILED", "the replica's certificate is not trusted"),
@@ -180,7 +187,8 @@ class GrpcClient:
         match code:
             case _CODE.DEADLINE_EXCEEDED:
                 return AttemptTimedOut(f"no answer within {timeout_s:.1f} s")
-            case _CODE.UNAVAILABLE if not is_connected:
+            # The channel may have seemed connected only because it had not yet noticed its server close.
+            case _CODE.UNAVAILABLE if not is_connected or details.startswith(NEVER_SENT):
                 return ReplicaUnavailable(_connect_failure(details))
             case _CODE.UNAVAILABLE if self._is_broken(details):
                 return ConnectionLost("the connection broke before the reply was complete")

@@ -23,7 +23,7 @@ from gateway.events import Observe
 from gateway.quotas.end_users import USERS_KEPT_DAYS, EndUserDay
 from gateway.quotas.ledger import DAY_US, MemoryLedger, QuotaRequest, Reservation, day_of
 from gateway.quotas.limits import CalendarMeter, Cost, Limit, LimitStatus
-from gateway.quotas.usage import DAYS_MAX, UsageBy, UsageRow, usage_rows
+from gateway.quotas.usage import DAYS_MAX, NO_USAGE, TenantUsage, UsageBy, UsageRow, UsageSum, usage_rows
 
 COUNTS_FILE = "quotas.json"
 LOCK_FILE = "quotas.lock"
@@ -128,6 +128,14 @@ class CountsFolder:
             usage.setdefault(count.tenant, {})[count.model, count.key or count.end_user] = count.units
         return usage
 
+    def read_sums(self, days: Sequence[str]) -> dict[str, UsageSum]:
+        """Return the usage of some days by tenant, added up."""
+        sums: dict[str, UsageSum] = {}
+        for day in days:
+            for tenant, counts in self.read_day(day).items():
+                sums[tenant] = sums.get(tenant, NO_USAGE).plus(UsageSum.of(counts.values()))
+        return sums
+
     def forget_end_user(self, tenant: str, names: Collection[str], except_days: Collection[str]) -> set[str]:
         """Count the usage of an end user as that of others; return the days with rows of it."""
         found = set()
@@ -223,6 +231,8 @@ class KeptLedger(MemoryLedger):
         super().__init__(now_us, observe=observe)
         self._folder = CountsFolder(folder)
         self._is_changed = False
+        # Usage of days that get no more, added up by tenant: of the last days that were asked for.
+        self._past: tuple[tuple[str, ...], Mapping[str, UsageSum]] = ((), {})
         self._restore()
 
     async def reserve(self, request: QuotaRequest) -> Reservation:
@@ -245,6 +255,22 @@ class KeptLedger(MemoryLedger):
                 counts = (await asyncio.to_thread(self._folder.read_day, day, folder)).get(tenant, {})
             rows += usage_rows(tenant, day, counts, by)
         return rows
+
+    async def usage_sums(self, tenants: Sequence[str], days: Sequence[str]) -> dict[str, TenantUsage]:
+        """Return the settled usage, also that of earlier processes. days: the latest first."""
+        yesterday = day_of(self._now() - DAY_US)
+        # Of today and yesterday everything is in memory once the folder was read.
+        known = [day for day in days if day >= yesterday]
+        past = tuple(day for day in days if day < yesterday)
+        if past and self._folder.is_held and self._past[0] != past:
+            self._past = past, await asyncio.to_thread(self._folder.read_sums, past)
+        found = await super().usage_sums(tenants, known)
+        if self._past[0] != past:
+            return found
+        return {
+            tenant: TenantUsage(usage.latest, usage.total.plus(self._past[1].get(tenant, NO_USAGE)))
+            for tenant, usage in found.items()
+        }
 
     async def forget_end_user(self, tenant: str, names: Collection[str]) -> int:
         """Count the usage of an end user as that of others, also that of earlier processes."""

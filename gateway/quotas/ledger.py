@@ -31,7 +31,7 @@ from gateway.quotas.limits import (
     meter_for,
     period_end_us,
 )
-from gateway.quotas.usage import UsageBy, UsageRow, usage_rows
+from gateway.quotas.usage import NO_USAGE, TenantUsage, UsageBy, UsageRow, UsageSum, usage_rows
 
 BELIEVED_US = SECOND_US
 DAY_US = 24 * 3600 * SECOND_US
@@ -189,6 +189,18 @@ class Ledger(Protocol):
 
     async def usage(self, tenant: str, days: Sequence[str], by: UsageBy = "model") -> list[UsageRow]:
         """Return the settled usage of those days (YYYY-MM-DD, UTC), by model, and by key or end user.
+
+        Raises: QuotaUnavailable.
+        """
+
+    async def usage_sums(self, tenants: Sequence[str], days: Sequence[str]) -> dict[str, TenantUsage]:
+        """Return the settled usage of several tenants, added up. days: the latest first.
+
+        A tenant without usage may be absent. Raises: QuotaUnavailable.
+        """
+
+    async def limit_states(self, limits: Mapping[str, Sequence[Limit]]) -> dict[str, tuple[LimitStatus, ...]]:
+        """Return the present states of limits, by tenant, and change nothing. None may be of end users.
 
         Raises: QuotaUnavailable.
         """
@@ -399,6 +411,24 @@ class MemoryLedger(Ledger):
             row for day in sorted(days) for row in usage_rows(tenant, day, self._counts(tenant, day, by), by)
         ]
 
+    async def usage_sums(self, tenants: Sequence[str], days: Sequence[str]) -> dict[str, TenantUsage]:
+        """Return the usage that this process has settled since its start. days: the latest first."""
+        return {tenant: self._sums(tenant, days) for tenant in tenants}
+
+    async def limit_states(self, limits: Mapping[str, Sequence[Limit]]) -> dict[str, tuple[LimitStatus, ...]]:
+        """Return the present states of limits, by tenant."""
+        now_us = self._now()
+        self._expire(now_us)
+        return {
+            tenant: tuple(
+                [
+                    (self._meters.get((tenant, limit)) or meter_for(limit, self._lease_us)).status(now_us)
+                    for limit in own
+                ]
+            )
+            for tenant, own in limits.items()
+        }
+
     async def forget_end_user(self, tenant: str, names: Collection[str]) -> int:
         """Count the usage of an end user as that of others; return the number of days with rows of it."""
         for limit in self._user_limits.forget(tenant, names):
@@ -482,6 +512,12 @@ class MemoryLedger(Ledger):
             return self._usage.get((tenant, day), {})
         users = self._users.get((tenant, day))
         return {} if users is None else users.counts
+
+    def _sums(self, tenant: str, days: Sequence[str]) -> TenantUsage:
+        """Return the usage of these days, of which the first is the latest, added up."""
+        of_days = [self._usage.get((tenant, day), {}).values() for day in days]
+        latest = UsageSum.of(of_days[0]) if of_days else NO_USAGE
+        return TenantUsage(latest, UsageSum.of(units for counts in of_days for units in counts))
 
     def _counted(self, request: QuotaRequest, user: EndUser, now_us: int) -> Sequence[Limit]:
         """Return the limits that a request takes from: of all others, if there are too many end users."""

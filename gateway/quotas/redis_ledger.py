@@ -33,21 +33,28 @@ from gateway.quotas.operations import (
     KEY_END,
     LimitState,
     day_name,
+    decode_statuses,
     field_of,
     keys_of,
+    limit_argument,
     usage_field_parts,
     usage_key,
     user_field_parts,
     user_limits_key,
     users_key,
 )
-from gateway.quotas.usage import UsageBy, UsageRow, usage_rows
+from gateway.quotas.usage import TenantUsage, UsageBy, UsageRow, UsageSum, usage_rows
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script
 
 logger = logging.getLogger("gateway")
 
+SUMS = load_script("sums")
+STATES = load_script("meters", "states")
+# A call with so many hashes of usage, or limits, occupies Redis for about a millisecond.
+HASHES_TOGETHER = 400
+LIMITS_TOGETHER = 200
 RENEW = load_script("meters", "renew")
 BEAT = load_script("meters", "beat")
 FORGET = load_script("forget")
@@ -189,6 +196,70 @@ class RedisLedger(Ledger):
         except StoreUnavailable as error:
             raise QuotaUnavailable("the quota store is unavailable") from error
         return rows
+
+    async def usage_sums(self, tenants: Sequence[str], days: Sequence[str]) -> dict[str, TenantUsage]:
+        """Return the usage of several tenants, added up. days: the latest first. Raises: QuotaUnavailable."""
+        if not days:
+            return {}
+        together = 1 if self._client.is_cluster else max(1, HASHES_TOGETHER // len(days))
+        found: dict[str, TenantUsage] = {}
+        try:
+            await self._flush(tenants)
+            for start in range(0, len(tenants), together):
+                part = tenants[start : start + together]
+                keys = [usage_key(tenant, day) for tenant in part for day in days]
+                reply = await self._client.run_script(SUMS, keys, msgspec.msgpack.encode(len(days)))
+                counts = msgspec.msgpack.decode(reply, type=list[int])
+                for tenant, at in zip(part, range(0, len(counts), 6), strict=True):
+                    latest, total = UsageSum(*counts[at : at + 3]), UsageSum(*counts[at + 3 : at + 6])
+                    found[tenant] = TenantUsage(latest, total)
+        except StoreUnavailable as error:
+            raise QuotaUnavailable("the quota store is unavailable") from error
+        return found
+
+    async def limit_states(self, limits: Mapping[str, Sequence[Limit]]) -> dict[str, tuple[LimitStatus, ...]]:
+        """Return the present states of limits, by tenant. Raises: QuotaUnavailable."""
+        found: dict[str, tuple[LimitStatus, ...]] = {}
+        try:
+            await self._flush(limits)
+            for part in self._parts(limits):
+                keys = [keys_of(tenant)[0] for tenant in part]
+                arguments = [[limit_argument(limit) for limit in limits[tenant]] for tenant in part]
+                now_us = self._now_us() if self._now_us else 0
+                argument = msgspec.msgpack.encode({"now": now_us, "limits": arguments})
+                reply = await self._client.run_script(STATES, keys, argument)
+                states = msgspec.msgpack.decode(reply, type=list[list[list[int]] | bool])
+                for tenant, own in zip(part, states, strict=True):
+                    # The state of a tenant that breaks every script is logged when it is used.
+                    if not isinstance(own, bool):
+                        found[tenant] = decode_statuses(limits[tenant], own)
+        except StoreUnavailable as error:
+            raise QuotaUnavailable("the quota store is unavailable") from error
+        return found
+
+    def _parts(self, limits: Mapping[str, Sequence[Limit]]) -> Iterator[list[str]]:
+        """Yield the tenants that have limits, as many at a time as one call of a script looks at."""
+        part: list[str] = []
+        number = 0
+        for tenant, own in limits.items():
+            if not own:
+                continue
+            if part and (self._client.is_cluster or number + len(own) > LIMITS_TOGETHER):
+                yield part
+                part, number = [], 0
+            part.append(tenant)
+            number += len(own)
+        if part:
+            yield part
+
+    async def _flush(self, tenants: Iterable[str]) -> None:
+        """Wait until the store has what this gateway has settled for these tenants.
+
+        Raises: StoreUnavailable.
+        """
+        for tenant in tenants:
+            if (account := self._accounts.get(tenant)) is not None and account.is_settling:
+                await account.flush()
 
     async def forget_end_user(self, tenant: str, names: Collection[str]) -> int:
         """Count the usage of an end user as that of others, and drop the state of its limits.

@@ -50,6 +50,40 @@ class UsageRow(msgspec.Struct, frozen=True):
     end_user: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class UsageSum(msgspec.Struct, frozen=True):
+    """Settled usage, added up over models and keys. budget: in nano-units of the currency."""
+
+    requests: int = 0
+    tokens: int = 0
+    budget: int = 0
+
+    @classmethod
+    def of(cls, counts: Iterable[Mapping[str, int]]) -> "UsageSum":
+        """Return the sum of counts in each unit."""
+        requests = tokens = budget = 0
+        for units in counts:
+            requests += units.get("requests", 0)
+            tokens += units.get("tokens", 0)
+            budget += units.get("budget", 0)
+        return cls(requests, tokens, budget)
+
+    def plus(self, other: "UsageSum") -> "UsageSum":
+        """Return the sum of two."""
+        return UsageSum(
+            self.requests + other.requests, self.tokens + other.tokens, self.budget + other.budget
+        )
+
+
+NO_USAGE = UsageSum()
+
+
+class TenantUsage(msgspec.Struct, frozen=True):
+    """Settled usage of a tenant. latest: of the latest of some days. total: of all of them."""
+
+    latest: UsageSum = NO_USAGE
+    total: UsageSum = NO_USAGE
+
+
 class Forecast(msgspec.Struct, frozen=True):
     """Expected usage of the whole month: what was used, and for the rest the mean of the last seven days."""
 

@@ -69,7 +69,8 @@ class Routes:
     ) -> None:
         self._models = models
         self._of_file = tuple(name for name in models if name not in added)
-        self._limits = {
+        # Of each tenant's use of a model.
+        self.limits = {
             name: tuple(
                 parse_limit(limit, amount, model_scope(name)) for limit, amount in model.limits.items()
             )
@@ -106,7 +107,7 @@ class Routes:
             operation=operation,
             truncate=Truncate(model.truncate) if model.truncate else None,
             deadline_s=model.deadline_s,
-            limits=tenant.model_limits.get(model_name, self._limits[model_name]),
+            limits=tenant.model_limits.get(model_name, self.limits[model_name]),
             prompts=model.prompts,
             cache=model.cache,
             price=Price(self._prices[model_name], self.currency),

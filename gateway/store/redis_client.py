@@ -100,6 +100,11 @@ class RedisClient:
         self._overdue: set[asyncio.Future[Any]] = set()
         self._batch_numbers = count(1)
 
+    @property
+    def is_cluster(self) -> bool:
+        """True if the keys of one call must be under one hash tag."""
+        return self._is_cluster
+
     def enqueue(self, call: ScriptCall) -> None:
         """Send a call with all others of this turn of the loop, or when one of two batches is back."""
         if not self._queue and len(self._sent) < BATCHES_MAX:

@@ -166,8 +166,9 @@ class FileTenantStore:
 
         await asyncio.to_thread(run)
 
-    async def last_uses(self) -> dict[str, str]:
-        """Return the days on which keys were used last, by id."""
+    async def last_uses(self, ids: Sequence[str] | None = None) -> dict[str, str]:
+        """Return the days on which keys were used last, by id. ids: all are returned."""
+        del ids
         return self._read_days()
 
     async def put_tenant(self, name: str, settings: config.TenantConfig, *, by: Actor) -> bool:

@@ -103,6 +103,21 @@ class KeyFollower:
         )
 
     @property
+    def stored(self) -> Stored:
+        """Keys and tenants in the store, as it was last read."""
+        return self._stored
+
+    @property
+    def kept(self) -> Stored:
+        """Keys and tenants that the store has lost, and that are still valid."""
+        return self._kept
+
+    def require_store(self) -> None:
+        """Check that what is known of the store is what it has now. Raises: StoreUnavailable."""
+        if self._trouble is not None or not self._has_read:
+            raise self._trouble or StoreUnavailable("the store has not answered yet")
+
+    @property
     def refusal(self) -> str:
         """Why the store has refused this gateway since its start; nothing if it has not."""
         if self._has_read or self._trouble is None or not self._trouble.is_refusal:

@@ -243,6 +243,19 @@ class Keyring:
     def _valid_first_key(self) -> FirstKey | None:
         return None if self.first_key_pending or self._tenants else self._first
 
+    @property
+    def configured_keys(self) -> list[StoredKey]:
+        """Keys of router.yaml, of tenants and of operators, after the first key if that is valid."""
+        first = self._valid_first_key
+        if first is None or not first.digest:
+            return list(self._keys)
+        return [StoredKey("first", first.digest, FIRST_TENANT, scopes=FIRST_KEY_SCOPES), *self._keys]
+
+    @property
+    def file_tenants(self) -> Mapping[str, config.TenantConfig]:
+        """Tenants of router.yaml."""
+        return self._tenants
+
     def resolve_first_key(self, *, is_active: bool, has_lost_tenants: bool = False) -> None:
         """Decide a pending first key: it is active if the store contains no tenants, and has lost none."""
         if self._first is None:
@@ -395,9 +408,7 @@ class Keyring:
 
     def _rebuild(self) -> None:
         """Rebuild the owners by digest; keys of router.yaml take precedence."""
-        configured = list(self._keys)
-        if (first := self._valid_first_key) is not None and first.digest:
-            configured.insert(0, StoredKey("first", first.digest, FIRST_TENANT, scopes=FIRST_KEY_SCOPES))
+        configured = self.configured_keys
         self.version += 1
         self.tenant_settings = tenants = {**self._stored_tenants, **self._tenants}
         known = (*self._owners, *self._without_tenant)

@@ -108,6 +108,8 @@ FIRST_KEY = "gw:{store}:first_key"
 REMOVALS = "gw:{store}:removals"
 # Days on which keys were used last, by id.
 KEY_DAYS = "gw:{store}:key_days"
+# Of more keys the days are read together with those of all others.
+DAYS_TOGETHER = 1_000
 # No gateway keeps what it lost for longer.
 REMOVALS_KEPT_S = 30 * 24 * 3600
 CHANGE, CREATE_KEY, ROTATE_KEY, REMOVE_TENANT = (
@@ -251,8 +253,11 @@ class TenantStore:
         """Note the days on which keys were used last, by id."""
         await self._run(NOTE_USES, (KEYS, KEY_DAYS), {"days": dict(days)})
 
-    async def last_uses(self) -> dict[str, str]:
-        """Return the days on which keys were used last, by id."""
+    async def last_uses(self, ids: Sequence[str] | None = None) -> dict[str, str]:
+        """Return the days on which keys were used last, by id. ids: of the wanted keys, None for all."""
+        if ids is not None and len(ids) <= DAYS_TOGETHER:
+            found = await self._client.execute("HMGET", KEY_DAYS, *ids) if ids else ()
+            return {id_: _text(day) for id_, day in zip(ids, found, strict=True) if day is not None}
         days = await self._client.execute("HGETALL", KEY_DAYS)
         return {_text(id_): _text(day) for id_, day in days.items()}
 

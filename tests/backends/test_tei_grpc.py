@@ -45,6 +45,7 @@ from backends.contract.errors import (
 )
 from backends.http.client import UpstreamClient
 from backends.kinds import open_replica
+from backends.tei import grpc_channel
 from backends.tei.adapter import TeiBackend
 from backends.tei.grpc_channel import RpcStatus
 from backends.tei.grpc_wire import decode, encode, failure, model_type_of, tei_info
@@ -374,6 +375,26 @@ async def _joins(backend: Backend) -> bool:
     except ReplicaUnavailable:
         return False
     return True
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("host", "reason"), [("127.0.0.1", "nothing listens at its port"), ("no-such-host.invalid", "not known")]
+)
+async def test_rpc_without_a_connection_was_not_sent_even_if_the_channel_seemed_connected(
+    monkeypatch: pytest.MonkeyPatch, host: str, reason: str, is_stream: bool
+) -> None:
+    """A channel is READY until it has read that its server closed: a moment that no test can hold."""
+
+    async def seems_connected(_: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(grpc_channel, "_connect", seems_connected)
+    client = grpc_channel.GrpcClient(ReplicaSpec(f"grpc://{host}:{closed_port()}"))
+    sent = client.stream("/m", [b"", b""], 60.0, 1) if is_stream else client.unary("/m", b"", 60.0, 1)
+    with pytest.raises(ReplicaUnavailable, match=reason):
+        await sent
+    await client.aclose()
 
 
 async def test_unknown_name_is_told() -> None:

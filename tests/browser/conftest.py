@@ -1,6 +1,7 @@
 """Headless Chromium, and a gateway whose model and tenant names contain markup."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -92,6 +93,20 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
+def contrast(first: str, second: str) -> float:
+    """Return WCAG's contrast ratio of two colors."""
+    lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(color: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
 class ObservedPage:
     """The console at /ui. complaints: errors and warnings of the browser, with policy violations.
 
@@ -110,18 +125,28 @@ class ObservedPage:
         self.page.goto(f"{base}/ui#/{view}")
 
     def use_key(self, key: str) -> None:
-        """Type a key and submit it, like a user."""
-        self.page.get_by_label("API key").fill(key)
-        self.page.get_by_role("button", name="Use").click()
+        """Sign in with a key, like a user. Where the page shows without one, its button leads there."""
+        field = self.page.get_by_label("API key")
+        self.page.wait_for_selector("h1")
+        if not field.is_visible():
+            self.page.get_by_role("button", name="Sign in").click()
+        field.fill(key)
+        self.page.get_by_role("button", name="Sign in", exact=True).click()
+        self.page.get_by_role("button", name="Sign out").wait_for()
 
     def show(self, title: str) -> None:
         """Follow the link to another page of the console."""
         self.page.get_by_role("navigation").get_by_role("link", name=title, exact=True).click()
-        self.page.wait_for_selector(f"h2:text-is('{title}')")
+        self.page.wait_for_selector(f"h1:text-is('{title}')")
 
     def _collect(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.complaints.append(message.text)
+
+    @staticmethod
+    def hash_of(title: str) -> str:
+        """Return the part of the address that names a page."""
+        return "#/" + {"Recent calls": "calls", "My key": "usage"}.get(title, title.lower())
 
 
 @pytest.fixture
@@ -137,5 +162,5 @@ def ready(watched: ObservedPage) -> ObservedPage:
     """Open the playground with a key, and wait for its lists of models."""
     watched.use_key(KEY)
     watched.show("Playground")
-    watched.page.wait_for_selector("#embed-model option", state="attached")
+    watched.page.wait_for_selector("#embed-form")
     return watched

@@ -24,6 +24,7 @@ from gateway import __version__
 from gateway.api.document.complete import OPTION, operation_id, texts_of
 from gateway.api.operators.additions import AdditionsApi
 from gateway.api.operators.admin import Admin
+from gateway.api.operators.directory import TenantDirectory
 from gateway.api.operators.docs_page import (
     DOCS_HEADERS,
     CompleteJsonRenderPlugin,
@@ -81,6 +82,7 @@ class Services(msgspec.Struct, frozen=True):
     watched: StatusSource
     readiness: Readiness
     admin: Admin
+    directory: TenantDirectory
     adding: AdditionsApi
     replicas: ReplicasApi
     fleet_api: FleetApi

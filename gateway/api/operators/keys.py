@@ -1,15 +1,19 @@
 """Operator endpoints for stored keys: in Redis, or in a file. API keys need the scope admin."""
 
+from collections.abc import Callable
 from datetime import datetime
+from typing import Any, cast
 
 import msgspec
 from litestar import Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody
 
 from gateway.api.operators.access import OPERATORS, REMOVED, check_limits, store_errors
 from gateway.api.operators.admin import Admin
+from gateway.api.operators.directory import TenantDirectory
+from gateway.api.operators.pages import Paging, paging_of
 from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
@@ -26,10 +30,12 @@ from gateway.tenants.create_key import (
     new_secret,
     succeed,
 )
+from gateway.tenants.directory import KeyEntry, Source, folded
 from gateway.tenants.keyring import StoredKey, unknown_tenant_note
 from gateway.tenants.store import KeyExists
 
 FAILURES = document_errors(TEI)
+SORTS = ("id", "tenant", "created", "last_used", "expires")
 
 
 class KeyRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,6 +71,23 @@ class KeyInfo(msgspec.Struct):
     created_by: str | None = None
     last_used: str | None = None
     successor: str | None = None
+
+
+class ListedKey(KeyInfo):
+    """A key in a page.
+
+    source: `store`, `file` for one of a tenant in router.yaml and for the first key, or `operators` for one
+    of `admin.keys`. Keys that are not stored have neither a creation nor a last use.
+    """
+
+    source: Source = "store"
+
+
+class KeyPage(msgspec.Struct, frozen=True):
+    """Page of keys. total: those that the filters select."""
+
+    data: list[ListedKey]
+    total: int
 
 
 class CreatedKey(msgspec.Struct):
@@ -112,18 +135,73 @@ def key_info(key: StoredKey, *, has_tenant: bool, last_used: str | None = None) 
     )
 
 
-@get("/admin/keys", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
+def listed_key(entry: KeyEntry, last_used: str | None) -> ListedKey:
+    """Return a key of the directory without its digest."""
+    last_used = last_used if entry.source == "store" else None
+    info = key_info(entry.key, has_tenant=entry.has_tenant, last_used=last_used)
+    return ListedKey(**msgspec.structs.asdict(info), source=entry.source)
+
+
+@get(
+    "/admin/keys",
+    responses={
+        200: ResponseSpec(
+            cast("type[msgspec.Struct]", list[KeyInfo] | KeyPage),
+            generate_examples=False,
+            description="The stored keys; with a parameter, a page of all keys",
+        )
+    }
+    | FAILURES,
+    tags=["Operators"],
+    opt=OPERATORS,
+)
 async def list_keys(
     admin: NamedDependency[Admin],
-) -> list[KeyInfo]:
-    """List the stored keys, without their secrets."""
-    with store_errors():
-        tenants = {*admin.file_tenants, *await admin.store.tenants()}
-        days = await admin.store.last_uses()
-        return [
-            key_info(key, has_tenant=key.tenant in tenants, last_used=days.get(key.id))
-            for key in await admin.store.keys()
-        ]
+    directory: NamedDependency[TenantDirectory],
+    tenant: FromQuery[str | None] = None,
+    search: FromQuery[str | None] = None,
+    sort: FromQuery[str | None] = None,
+    order: FromQuery[str | None] = None,
+    limit: FromQuery[int | None] = None,
+    offset: FromQuery[int | None] = None,
+) -> Response[bytes]:
+    """List the stored keys without their secrets, or with any parameter a page of all keys.
+
+    `tenant` selects those of one. `search` is a part of the id or of the tenant's name, without case. `sort`
+    is id, tenant, created, last_used or expires; `order` is asc or desc. Keys without such a time come last.
+    `limit` is at most 1,000, and 50 without it.
+    """
+    reply: list[KeyInfo] | KeyPage
+    if (tenant, search, sort, order, limit, offset) == (None,) * 6:
+        with store_errors():
+            tenants = {*admin.file_tenants, *await admin.store.tenants()}
+            days = await admin.store.last_uses()
+            reply = [
+                key_info(key, has_tenant=key.tenant in tenants, last_used=days.get(key.id))
+                for key in await admin.store.keys()
+            ]
+    else:
+        reply = await _page(directory, paging_of(SORTS, sort, order, limit, offset), tenant, search or "")
+    return Response(msgspec.json.encode(reply), media_type="application/json")
+
+
+async def _page(directory: TenantDirectory, paging: Paging, tenant: str | None, search: str) -> KeyPage:
+    wanted = folded(search.strip())
+    found = [
+        entry
+        for entry in (await directory.current()).keys
+        if tenant in {None, entry.key.tenant} and wanted in entry.searched
+    ]
+    days = await directory.last_uses() if paging.sort == "last_used" else {}
+    keys: dict[str, Callable[[KeyEntry], Any]] = {
+        "tenant": lambda entry: folded(entry.key.tenant),
+        "created": lambda entry: entry.key.created_s or None,
+        "expires": lambda entry: entry.key.expires_s,
+        "last_used": lambda entry: days.get(entry.key.id) if entry.source == "store" else None,
+    }
+    part = paging.part(found, keys.get(paging.sort))
+    days = days or await directory.last_uses([entry.key.id for entry in part])
+    return KeyPage([listed_key(entry, days.get(entry.key.id)) for entry in part], len(found))
 
 
 @post(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 from litestar import Response, delete, get, patch, put
@@ -13,6 +13,8 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from gateway.api.operators.access import OPERATORS, REMOVED, check_limits, store_errors
 from gateway.api.operators.admin import Admin
 from gateway.api.operators.conditions import condition_of
+from gateway.api.operators.directory import SORTS, TenantDirectory, TenantPage
+from gateway.api.operators.pages import check_choice, paging_of
 from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
@@ -27,6 +29,7 @@ from gateway.tenants.keyring import StoredKey
 from gateway.tenants.store import SettingsChange, merged, tag_of
 
 FAILURES = document_errors(TEI)
+SOURCES = ("store", "file")
 
 
 class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
@@ -140,17 +143,48 @@ async def list_limits(
     return found
 
 
-@get("/admin/tenants", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
+@get(
+    "/admin/tenants",
+    responses={
+        200: ResponseSpec(
+            cast("type[msgspec.Struct]", list[StoredTenant] | TenantPage),
+            generate_examples=False,
+            description="The stored tenants; with a parameter, a page of all tenants",
+        )
+    }
+    | FAILURES,
+    tags=["Operators"],
+    opt=OPERATORS,
+)
 async def list_tenants(
     admin: NamedDependency[Admin],
-) -> list[StoredTenant]:
-    """List the stored tenants."""
-    with store_errors():
-        tenants = await admin.store.tenants()
-    return [
-        StoredTenant(name, settings_of(tenant), name in admin.file_tenants, tag_of(tenant))
-        for name, tenant in tenants.items()
-    ]
+    directory: NamedDependency[TenantDirectory],
+    search: FromQuery[str | None] = None,
+    sort: FromQuery[str | None] = None,
+    order: FromQuery[str | None] = None,
+    limit: FromQuery[int | None] = None,
+    offset: FromQuery[int | None] = None,
+    source: FromQuery[str | None] = None,
+) -> Response[bytes]:
+    """List the stored tenants, or with any parameter a page of all tenants with their usage.
+
+    `search` is a part of the name or of a key's id, without case. `sort` is name, keys, last_used, or today's
+    calls, tokens, cost or refused; `order` is asc or desc. `limit` is at most 1,000, and 50 without it.
+    `source` selects those of router.yaml (`file`) or stored ones (`store`).
+    """
+    reply: list[StoredTenant] | TenantPage
+    if (search, sort, order, limit, offset, source) == (None,) * 6:
+        with store_errors():
+            tenants = await admin.store.tenants()
+        reply = [
+            StoredTenant(name, settings_of(tenant), name in admin.file_tenants, tag_of(tenant))
+            for name, tenant in tenants.items()
+        ]
+    else:
+        if source is not None:
+            check_choice("source", source, SOURCES)
+        reply = await directory.page(paging_of(SORTS, sort, order, limit, offset), search or "", source)
+    return Response(msgspec.json.encode(reply), media_type="application/json")
 
 
 @get(

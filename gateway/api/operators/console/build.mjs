@@ -14,7 +14,7 @@ function digestOf(folder) {
     .filter((entry) => entry.isFile())
     .map((entry) => relative(here, join(entry.parentPath, entry.name)));
   const hash = createHash("sha256");
-  for (const name of ["build.mjs", "package-lock.json", "package.json", ...files].sort()) {
+  for (const name of ["build.mjs", "package-lock.json", "package.json", "tsconfig.json", ...files].sort()) {
     hash.update(`${name}\0`).update(readFileSync(join(here, name))).update("\0");
   }
   return hash.digest("hex");
@@ -22,7 +22,7 @@ function digestOf(folder) {
 
 const digest = digestOf(join(here, "src"));
 await build({
-  entryPoints: { page: join(here, "src", "main.jsx") },
+  entryPoints: { page: join(here, "src", "main.tsx") },
   outdir: page,
   bundle: true,
   minify: true,
@@ -33,7 +33,7 @@ await build({
   legalComments: "none",
   banner: { js: `// Built from ../console; licenses: licenses.txt. Sources: sha256 ${digest}` },
 });
-const licenses = ["preact", "uplot"].map(
+const licenses = ["lucide", "preact", "uplot"].map(
   (name) => `${name}\n\n${readFileSync(join(here, "node_modules", name, "LICENSE"), "utf8").trim()}\n`,
 );
 writeFileSync(join(page, "licenses.txt"), licenses.join("\n----\n\n"));

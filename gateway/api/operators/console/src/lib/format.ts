@@ -1,0 +1,69 @@
+// Numbers and times as people read them.
+type Maybe = number | null | undefined;
+
+const integers = new Intl.NumberFormat("en");
+const shortNumbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, notation: "compact" });
+const plainNumbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const amounts = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+const smallAmounts = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 6 });
+// Smaller amounts are shown as less than this one.
+const SMALLEST = 0.000001;
+const shares = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 1 });
+
+export const NONE = "–";
+const orNone = (format: (value: number) => string) => (value: Maybe) =>
+  value === null || value === undefined || Number.isNaN(value) ? NONE : format(value);
+
+export const count = orNone((value) => integers.format(value));
+// A short number: 12.3K.
+export const short = orNone((value) => shortNumbers.format(value));
+export const percent = orNone((value) => shares.format(value));
+export const money = (value: Maybe, currency?: string | null) =>
+  orNone((amount) => {
+    const isTiny = amount > 0 && amount < SMALLEST;
+    const text = isTiny ? `< ${smallAmounts.format(SMALLEST)}` : (amount >= 1 ? amounts : smallAmounts).format(amount);
+    return currency ? `${text} ${currency}` : text;
+  })(value);
+export const milliseconds = orNone((seconds) => {
+  const text = plainNumbers.format(seconds * 1000);
+  return seconds * 1000 < 999.5 ? `${text} ms` : `${plainNumbers.format(seconds)} s`;
+});
+export const bytes = orNone((value) =>
+  value >= 1e9
+    ? `${plainNumbers.format(value / 1e9)} GB`
+    : value >= 1e6
+      ? `${plainNumbers.format(value / 1e6)} MB`
+      : `${plainNumbers.format(value / 1e3)} KB`,
+);
+
+export const clock = orNone((atS) => new Date(atS * 1000).toLocaleTimeString("en-GB"));
+// The time of today, else day and time.
+export const moment = orNone((atS) => {
+  const at = new Date(atS * 1000);
+  const time = at.toLocaleTimeString("en-GB");
+  if (at.toDateString() === new Date().toDateString()) return time;
+  return `${at.toLocaleDateString("en-CA")} ${time.slice(0, 5)}`;
+});
+export const duration = orNone((seconds) => {
+  const total = Math.floor(seconds);
+  if (total < 120) return `${total} s`;
+  if (total < 7200) return `${Math.floor(total / 60)} min`;
+  return total < 172_800 ? `${Math.floor(total / 3600)} h` : `${Math.floor(total / 86_400)} d`;
+});
+export const ago = orNone((atS) => {
+  const seconds = Date.now() / 1000 - atS;
+  return seconds < 5 ? "now" : `${duration(seconds)} ago`;
+});
+export const dayOf = (date: Date) => date.toISOString().slice(0, 10);
+
+// The zone of the times, such as "GMT+1, Europe/Berlin".
+export function zone(atS: number) {
+  const { timeZone } = Intl.DateTimeFormat().resolvedOptions();
+  const parts = new Intl.DateTimeFormat("en", { timeZone, timeZoneName: "shortOffset" }).formatToParts(atS * 1000);
+  const offset = parts.find((part) => part.type === "timeZoneName")?.value ?? "";
+  return timeZone && timeZone !== "UTC" ? `${offset}, ${timeZone}` : "UTC";
+}
+
+export const plural = (number: number, one: string, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
+// A name of the wire as words: quota_exceeded → quota exceeded.
+export const words = (name: string) => name.replaceAll("_", " ");

@@ -1,0 +1,42 @@
+// Limits as the configuration names them: <unit>_per_<window>, or requests_in_flight.
+export const UNITS = ["requests", "tokens", "inputs", "images", "budget"];
+export const WINDOWS = ["second", "minute", "hour", "day", "month"];
+export const IN_FLIGHT = "requests_in_flight";
+
+export interface LimitRow {
+  amount: string;
+  unit: string;
+  // "" for requests in flight.
+  window: string;
+}
+
+export function rowsOf(limits: Record<string, number>): LimitRow[] {
+  return Object.entries(limits).map(([name, amount]) => {
+    if (name === IN_FLIGHT) return { amount: String(amount), unit: IN_FLIGHT, window: "" };
+    const [unit = "", window = ""] = name.split("_per_");
+    return { amount: String(amount), unit, window };
+  });
+}
+
+export const nameOf = ({ unit, window }: LimitRow) => (unit === IN_FLIGHT ? IN_FLIGHT : `${unit}_per_${window}`);
+
+// Why a row is not sent, or null.
+export function rowProblem(row: LimitRow, rows: LimitRow[]): string | null {
+  if (!/^[0-9][0-9_,]*(\.[0-9]+)?$/.test(row.amount.trim())) return "a number greater than zero";
+  if (numberOf(row) <= 0) return "a number greater than zero";
+  if (rows.some((other) => other !== row && nameOf(other) === nameOf(row))) return "this limit is there twice";
+  return null;
+}
+
+const numberOf = (row: LimitRow) => Number(row.amount.replaceAll(/[_,\s]/g, ""));
+
+export const limitsOf = (rows: LimitRow[]): Record<string, number> =>
+  Object.fromEntries(rows.map((row) => [nameOf(row), numberOf(row)]));
+
+// A limit in words: 1,000 tokens per minute.
+export function limitWords(name: string, amount: number, currency?: string | null) {
+  const number = new Intl.NumberFormat("en").format(amount);
+  if (name === IN_FLIGHT) return `${number} requests in flight`;
+  const [unit = "", window = ""] = name.split("_per_");
+  return unit === "budget" ? `${number} ${currency ?? ""} per ${window}`.replace("  ", " ") : `${number} ${unit} per ${window}`;
+}

@@ -1,0 +1,56 @@
+// What the key of this tab may do, and the models that it may call.
+import { createContext } from "preact";
+import { useContext } from "preact/hooks";
+import { get, type RequestError } from "../lib/api.ts";
+import { useLoad } from "../lib/load.ts";
+import { hasKey } from "../lib/session.ts";
+
+export interface ListedModel {
+  id: string;
+  // Other fields, as /v1/models lists them.
+  [field: string]: unknown;
+}
+
+export interface Access {
+  hasKey: boolean;
+  // Null while they are read, and without a key.
+  models: ListedModel[] | null;
+  // Undefined while they are not known: without the quota store the console offers every page.
+  scopes: string[] | undefined;
+  tenant: string | undefined;
+  problem: RequestError | null;
+  // The operators' pages are refused to this key.
+  isDenied: boolean;
+  // This key, or this machine, may change things.
+  canChange: boolean;
+}
+
+export const AccessContext = createContext<Access>({
+  hasKey: false,
+  models: null,
+  scopes: undefined,
+  tenant: undefined,
+  problem: null,
+  isDenied: false,
+  canChange: true,
+});
+export const useAccess = () => useContext(AccessContext);
+
+export function useAccessSource(isDenied: boolean): Access {
+  const { content, problem } = useLoad(async () => {
+    if (!hasKey()) return null;
+    const models = (await get<{ data: ListedModel[] }>("/v1/models")).data;
+    const own = await get<{ scopes?: string[]; tenant?: string }>("/usage").catch(() => null);
+    return { models, scopes: own?.scopes, tenant: own?.tenant };
+  }, null);
+  const scopes = content?.scopes;
+  return {
+    hasKey: hasKey(),
+    models: content?.models ?? null,
+    scopes,
+    tenant: content?.tenant,
+    problem,
+    isDenied,
+    canChange: !scopes || scopes.includes("admin") || !scopes.includes("admin:read"),
+  };
+}

@@ -1,0 +1,86 @@
+// How uPlot draws a chart: axes, lines, areas, and the zoom by drawing a span.
+import UPlot from "uplot";
+import { colorOf } from "../lib/theme.ts";
+
+export interface Series {
+  name: string;
+  values: (number | null)[];
+  // A variable of the stylesheet.
+  color: string;
+  dash?: number[];
+  isArea?: boolean;
+}
+
+export interface ChartOptions {
+  width: number;
+  height: number;
+  series: Series[];
+  format: (value: number) => string;
+  onHover: (index: number | null, left: number) => void;
+  onZoom?: (fromS: number, untilS: number) => void;
+}
+
+const DAY_S = 86_400;
+
+function timeOf(atS: number, spanS: number) {
+  const at = new Date(atS * 1000);
+  const time = at.toLocaleTimeString("en-GB");
+  if (spanS > 3 * DAY_S) return at.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  return spanS > 600 ? time.slice(0, 5) : time;
+}
+
+// Points without a neighbor, of which a line shows nothing.
+function lonePoints({ data }: UPlot, series: number): number[] {
+  const values = data[series]!;
+  const isLone = (at: number) => values[at] != null && values[at - 1] == null && values[at + 1] == null;
+  return Array.from(data[0], (_, at) => at).filter(isLone);
+}
+
+export function optionsOf({ width, height, series, format, onHover, onZoom }: ChartOptions): UPlot.Options {
+  const axis = { stroke: colorOf("faint"), grid: { stroke: colorOf("grid"), width: 1 }, ticks: { show: false } };
+  return {
+    width,
+    height,
+    padding: [8, 10, 0, 0],
+    legend: { show: false },
+    cursor: {
+      x: true,
+      y: false,
+      points: { size: 7, width: 2 },
+      drag: { x: Boolean(onZoom), y: false, setScale: false },
+    },
+    scales: { y: { range: (_, _least, most) => [0, most > 0 ? most * 1.12 : 1] } },
+    axes: [
+      {
+        ...axis,
+        size: 28,
+        values: (plot, splits) => {
+          const { min = 0, max = 0 } = plot.scales.x ?? {};
+          return splits.map((at) => timeOf(at, (max ?? 0) - (min ?? 0)));
+        },
+      },
+      { ...axis, size: 58, space: 34, values: (_, splits) => splits.map((value) => format(value)) },
+    ],
+    hooks: {
+      setCursor: [(plot) => onHover(plot.cursor.idx ?? null, plot.cursor.left ?? 0)],
+      setSelect: [
+        (plot) => {
+          if (plot.select.width < 6 || !onZoom) return;
+          const [from, until] = [plot.select.left, plot.select.left + plot.select.width];
+          onZoom(plot.posToVal(from, "x"), plot.posToVal(until, "x"));
+          plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        },
+      ],
+    },
+    series: [
+      {},
+      ...series.map(({ color, dash, isArea }) => ({
+        stroke: colorOf(color),
+        fill: isArea ? `${colorOf(color)}26` : undefined,
+        width: 2,
+        dash,
+        points: { size: 5, filter: lonePoints },
+      })),
+    ],
+  };
+}

@@ -1,0 +1,90 @@
+// A dialog or a panel at the side, by the browser's own element: it keeps the focus inside, closes by Escape, and gives
+// the focus back to what opened it. Unsaved changes are asked about first.
+import type { ComponentChildren } from "preact";
+import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { X } from "lucide";
+import { Button } from "./button.tsx";
+
+export interface DialogProps {
+  title: string;
+  note?: ComponentChildren;
+  onClose: () => void;
+  children: ComponentChildren;
+  // Buttons at the end, which stay in sight.
+  actions?: ComponentChildren;
+  isPanel?: boolean;
+  // Closing asks first.
+  isDirty?: boolean;
+  id?: string;
+  // What a form inside does; the content is a form then.
+  onSubmit?: () => void;
+}
+
+export function Dialog(props: DialogProps) {
+  const { title, note, onClose, children, actions, isPanel, isDirty, id, onSubmit } = props;
+  const place = useRef<HTMLDialogElement>(null);
+  const heading = useId();
+  const [isAsking, setAsking] = useState(false);
+  useEffect(() => {
+    const opener = document.activeElement;
+    place.current?.showModal();
+    return () => {
+      if (opener instanceof HTMLElement && opener.isConnected) opener.focus();
+    };
+  }, []);
+  const leave = () => (isDirty && !isAsking ? setAsking(true) : onClose());
+  const content = (
+    <>
+      <header class="dialog-head">
+        <div>
+          <h2 id={heading}>{title}</h2>
+          {note && <p class="note">{note}</p>}
+        </div>
+        <Button kind="ghost" icon={X} label="Close" onClick={leave} />
+      </header>
+      <div class="dialog-body">{children}</div>
+      {isAsking ? (
+        <div class="dialog-foot asking" role="alert">
+          <span>Your changes are not saved.</span>
+          <Button kind="danger" onClick={onClose}>
+            Discard them
+          </Button>
+          <Button onClick={() => setAsking(false)}>Keep editing</Button>
+        </div>
+      ) : (
+        actions && <footer class="dialog-foot">{actions}</footer>
+      )}
+    </>
+  );
+  return (
+    <dialog
+      ref={place}
+      id={id}
+      class={isPanel ? "panel" : "modal"}
+      aria-labelledby={heading}
+      onCancel={(event) => {
+        event.preventDefault();
+        leave();
+      }}
+      onPointerDown={(event) => {
+        if (event.target === place.current) leave();
+      }}
+    >
+      {onSubmit ? (
+        <form
+          class="dialog-content"
+          autocomplete="off"
+          noValidate
+          onSubmit={(event) => {
+            event.preventDefault();
+            onSubmit();
+          }}
+        >
+          {content}
+        </form>
+      ) : (
+        <div class="dialog-content">{content}</div>
+      )}
+    </dialog>
+  );
+}
