@@ -105,6 +105,7 @@ class HistoryInRedis:
                 for place, content in fold.chunks.items()
             ],
             "marks_kept": MARKS_KEPT_S,
+            "kept": (KEPT_DAYS + NAMES_PERIOD_DAYS) * DAY_S,
         }
         reply = await self._client.run_script(FOLD, tuple(keys), msgspec.msgpack.encode(argument))
         return msgspec.msgpack.decode(reply, type=bool)

@@ -185,6 +185,6 @@ def _inflated(content: bytes, size: int, inflater: Any) -> bytes:
         found: bytes = inflater.decompress(content, size + 1)
     except (zlib.error, OSError) as error:
         raise UnreadableTable("it is damaged") from error
-    if len(found) != size:
+    if len(found) != size or not inflater.eof:
         raise UnreadableTable("it is damaged")
     return found
