@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import secrets
 import time
 from collections import defaultdict
@@ -466,7 +465,6 @@ def _join_history(boot: AppBoot, gateway: Gateway, observe: Observers) -> tuple[
     keeper = open_history(
         None if quotas.store == "memory" else quotas.store,
         None if boot.tenants_file is None else Path(boot.tenants_file).parent,
-        None if boot.worker is None else Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]),
         price,
         records_replicas=not boot.worker,
     )

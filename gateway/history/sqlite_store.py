@@ -1,6 +1,6 @@
 """History in a SQLite file of `state_dir`, or in memory, where there is no Redis.
 
-The processes of one gateway share the file. Every change is a transaction, so that a kill loses at most the
+Every change is a transaction, so that a kill loses at most the
 minute that was not put yet. Rows expire by themselves, and SQLite uses their space again.
 """
 
@@ -58,11 +58,11 @@ Result = TypeVar("Result")
 class HistoryInSqlite:
     """History in a file, or in memory. All operations raise StoreUnavailable.
 
-    path: None for memory. is_lasting: the file outlives the gateway.
+    path: None for memory.
     """
 
-    def __init__(self, path: Path | None, *, is_lasting: bool = True) -> None:
-        self.kept: Kept = "state_dir" if path is not None and is_lasting else "memory"
+    def __init__(self, path: Path | None) -> None:
+        self.kept: Kept = "memory" if path is None else "state_dir"
         self._path = path
         self._thread = ThreadPoolExecutor(1, "history")
         self._connection: sqlite3.Connection | None = None
