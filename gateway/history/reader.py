@@ -8,7 +8,7 @@ are kept for some seconds, and one read runs at a time: more than a few that wai
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 from gateway.errors import Overloaded
@@ -43,11 +43,21 @@ SomeSums = TypeVar("SomeSums", bound=Sums)
 
 
 class HistoryReader:
-    """Reader of one process. current: returns the minute that runs, None where it cannot be known whole."""
+    """Reader of one process.
 
-    def __init__(self, store: HistoryStore, current: Callable[[], tuple[int, Table] | None]) -> None:
+    current: returns the minute that runs, None where it cannot be known whole. lock: held while that minute
+    moves into the store.
+    """
+
+    def __init__(
+        self,
+        store: HistoryStore,
+        current: Callable[[], tuple[int, Table] | None],
+        lock: asyncio.Lock | None = None,
+    ) -> None:
         self.store = store
         self._current = current
+        self._lock = lock
 
     async def sum_up(
         self,
@@ -57,6 +67,12 @@ class HistoryReader:
         detail: Detail = "all",
     ) -> SomeSums:
         """Add up everything in a range. create: returns sums of nothing. Raises: StoreUnavailable."""
+        async with self._lock or nullcontext():
+            return await self._sum_up(range_, shards, create, detail)
+
+    async def _sum_up(
+        self, range_: Range, shards: Sequence[int], create: Callable[[], SomeSums], detail: Detail
+    ) -> SomeSums:
         sums = create()
         for _ in range(ATTEMPTS):
             version = await self.store.version()

@@ -29,7 +29,9 @@ CALLS = 12
 
 
 @pytest.mark.parametrize("kept", ["state_dir", "redis"])
-def test_calls_of_all_workers_are_there_after_a_stop_and_a_kill(tmp_path: Path, kept: str) -> None:
+def test_calls_of_all_workers_are_there_after_a_stop_and_a_kill(  # noqa: PLR0915 - three gateways
+    tmp_path: Path, kept: str
+) -> None:
     redis = RedisServer(tmp_path) if kept == "redis" else None
     config = tmp_path / "router.yaml"
     config.write_text(

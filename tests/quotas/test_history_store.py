@@ -76,7 +76,7 @@ def total(found: HistoryChart) -> int:
 
 async def empty(store: HistoryStore) -> None:
     if isinstance(store, HistoryInRedis):
-        await store._client.execute("FLUSHALL")  # noqa: SLF001 - the server is the test's
+        await store._client.execute("FLUSHALL")
 
 
 async def test_gateways_add_up_before_and_after_each_fold(open_store: Callable[[], HistoryStore]) -> None:
@@ -134,7 +134,7 @@ async def test_a_part_is_counted_once_however_often_it_is_put(open_store: Callab
     count(keeper, "acme", 5)
     clock.now_s += 60
     await keeper.end_minute()
-    (part,) = keeper._waiting  # noqa: SLF001 - a retry after a lost reply puts the same part
+    (part,) = keeper._waiting
     for _ in range(2):
         await store.put(part)
     assert total(await shown(store)) == 5
@@ -172,7 +172,7 @@ async def test_two_folds_at_a_time_are_one(open_store: Callable[[], HistoryStore
     clock.now_s = HOUR_BEGUN_S + HOUR_S + 600.0
     minutes = await stores[0].open_minutes()
     # Both are chosen, as after a lease that ran out.
-    await asyncio.gather(*(keeper._fold_hour(HOUR_BEGUN_S, minutes) for keeper in keepers))  # noqa: SLF001
+    await asyncio.gather(*(keeper._fold_hour(HOUR_BEGUN_S, minutes) for keeper in keepers))
     assert total(await shown(stores[1])) == 14
     for store in stores:
         await store.aclose()
@@ -211,7 +211,7 @@ async def test_a_redis_that_is_away_delays_parts_and_nothing_else(own_redis: Red
         await shown(store)
     own_redis.thaw()
     deadline_s = time.monotonic() + PATIENCE_S
-    while keeper._waiting and time.monotonic() < deadline_s:  # noqa: SLF001
+    while keeper._waiting and time.monotonic() < deadline_s:
         await keeper.put_waiting()
     # Parts of an hour wait at most.
     assert total(await shown(store)) == WAITING_MAX
@@ -261,7 +261,7 @@ asyncio.run(main())
 
 async def test_a_file_survives_a_kill_and_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "state" / "history.sqlite"
-    child = subprocess.Popen(
+    child = subprocess.Popen(  # noqa: ASYNC220 - its output is read until the kill
         [sys.executable, "-c", CHILD, str(path), str(HOUR_BEGUN_S)], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
@@ -297,13 +297,13 @@ async def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
 async def test_expired_rows_leave_the_file(tmp_path: Path) -> None:
     store = HistoryInSqlite(tmp_path / "history.sqlite")
     old = names_periods(time.time())[0] - 10
-    database = await store._run(lambda database: database)  # noqa: SLF001
+    database = await store._run(lambda database: database)
     database.execute("INSERT INTO parts VALUES (1, 'old', x'00', 1)")
     database.execute("INSERT INTO chunks VALUES ('old', x'00', 1)")
     database.execute("INSERT INTO names VALUES (?, 'f', 'old')", (old,))
     database.execute("INSERT INTO spans VALUES (1, 'old', x'00')")
     await store.put(Part(int(time.time()) // 60, "new", b"x"))
     for table in ("chunks", "names", "spans"):
-        assert await store._rows(f"SELECT * FROM {table}") == []  # noqa: SLF001, S608
-    assert [name for (name,) in await store._rows("SELECT name FROM parts")] == ["new"]  # noqa: SLF001
+        assert await store._rows(f"SELECT * FROM {table}") == []
+    assert [name for (name,) in await store._rows("SELECT name FROM parts")] == ["new"]
     await store.aclose()

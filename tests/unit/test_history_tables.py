@@ -65,7 +65,7 @@ def table_after(calls: list[CallFinished]) -> tuple[object, dict[int, str]]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_minutes_of_several_processes_add_up_to_plain_counts(seed: int) -> None:
+def test_minutes_of_several_processes_add_up_to_plain_counts(seed: int) -> None:  # noqa: C901 - plain counts
     calls = {
         minute: [random_calls(seed * 100 + minute * 10 + process) for process in range(3)]
         for minute in (0, 7)
@@ -106,9 +106,7 @@ def test_minutes_of_several_processes_add_up_to_plain_counts(seed: int) -> None:
             assert found is not None
             # A bucket is 1.41 times as wide as the one below it.
             assert exact / 1.42 < found < exact * 1.42
-    errors = {
-        row: calls for row, calls in zip(whole.ids.tolist(), whole.counts[CALLS].sum(axis=1), strict=True)
-    }
+    errors = dict(zip(whole.ids.tolist(), whole.counts[CALLS].sum(axis=1), strict=True))
     kinds = Counter(each.outcome for some in calls.values() for one in some for each in one)
     assert {kind: errors[row_id("error", kind)] for kind in kinds if kind != "ok"} == {
         kind: count for kind, count in kinds.items() if kind != "ok"
