@@ -198,7 +198,7 @@ class RedisLedger(Ledger):
         return rows
 
     async def usage_sums(self, tenants: Sequence[str], days: Sequence[str]) -> dict[str, TenantUsage]:
-        """Return the usage of several tenants, added up. days: the latest first. Raises: QuotaUnavailable."""
+        """Return the usage of several tenants, added up. days: today first. Raises: QuotaUnavailable."""
         if not days:
             return {}
         together = 1 if self._client.is_cluster else max(1, HASHES_TOGETHER // len(days))
