@@ -241,7 +241,7 @@ class RedisLedger(Ledger):
     async def _read(self, script: Script, keys: Sequence[str], argument: bytes) -> bytes:
         """Run a script that changes nothing, again after a timeout. Raises: StoreUnavailable.
 
-        The timeout is that of callers, which a busy machine exceeds now and then; an operator can wait longer.
+        The timeout is that of callers, which a busy machine exceeds now and then. Operators can wait longer.
         """
         for _ in range(READ_ATTEMPTS - 1):
             with suppress(StoreUnavailable):
