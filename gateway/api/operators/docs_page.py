@@ -80,7 +80,8 @@ def page_response(request: Request[Any, Any, Any], *, has_console: bool) -> Resp
 
     has_console: the console is served at the address that the request came to.
     """
-    is_below = request.scope["path"] != "/docs"
+    # As it was sent: the router removes a slash at the end, to which the names of files are relative too.
+    is_below = request.scope["raw_path"].partition(b"?")[0] != b"/docs"
     page = _page("" if is_below else "docs/", ("../ui" if is_below else "ui") if has_console else "")
     return page.response(request, HTML)
 
