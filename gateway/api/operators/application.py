@@ -27,6 +27,7 @@ from gateway.api.operators.additions import AdditionsApi
 from gateway.api.operators.admin import Admin
 from gateway.api.operators.directory import TenantDirectory
 from gateway.api.operators.fleet import FleetApi
+from gateway.api.operators.history import HistoryApi
 from gateway.api.operators.manager import HostApi
 from gateway.api.operators.probes import Readiness
 from gateway.api.operators.replicas import ReplicasApi
@@ -84,6 +85,7 @@ class Services(msgspec.Struct, frozen=True):
     sign_ins: SignIns
     batches: BatchesApi
     audit: AuditTrail
+    history: HistoryApi
 
 
 def services_of(scope: Mapping[str, Any]) -> Services:

@@ -7,6 +7,13 @@ import "./styles/parts.css";
 import "./styles/forms.css";
 import "./styles/tables.css";
 import "./styles/charts.css";
+import "./styles/tenants.css";
+import "./styles/filters.css";
+import "./styles/calls.css";
+import "./styles/audit.css";
+import "./styles/batches.css";
+import "./styles/my-key.css";
+import "./styles/playground.css";
 import { render } from "preact";
 import { App } from "./shell/app.tsx";
 
