@@ -124,7 +124,7 @@ def test_frame_is_there_before_the_document(browser: Any, gateway: Served) -> No
     context = browser.new_context()
     page = context.new_page()
     held: list[Any] = []
-    page.route("**/docs/openapi.json", held.append)
+    page.route("**/docs/openapi.json", lambda route: held.append(route))
     page.goto(f"{gateway.url}/docs{EMBEDDINGS}")
     page.wait_for_selector("main .skeleton")
     brand = page.locator(".sidebar .brand").inner_text()
