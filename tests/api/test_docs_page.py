@@ -132,11 +132,13 @@ async def test_a_status_stays_where_one_of_its_kinds_can_occur(document: dict[st
 
     assert not {"409", "412", "507"} & paths["/v1/embeddings"]["post"]["responses"].keys()
     assert "507" in paths["/v1/files"]["post"]["responses"]
-    assert "Precondition Failed: `precondition_failed`" == (
-        paths["/admin/tenants/{name}"]["put"]["responses"]["412"]["description"]
+    assert (
+        "Precondition Failed: `precondition_failed`"
+        == (paths["/admin/tenants/{name}"]["put"]["responses"]["412"]["description"])
     )
-    assert "Too Many Requests: `auth_throttled`, `quota_exceeded`, `overloaded`" == (
-        paths["/embed"]["post"]["responses"]["429"]["description"]
+    assert (
+        "Too Many Requests: `auth_throttled`, `quota_exceeded`, `overloaded`"
+        == (paths["/embed"]["post"]["responses"]["429"]["description"])
     )
     for operation in operations(document):
         for status, response in operation["responses"].items():

@@ -24,7 +24,12 @@ async def test_calls_of_the_running_minute_are_shown(boot: Boots) -> None:
 
     assert chart.status_code == 200, chart.text
     shown = chart.json()
-    assert (shown["kept"], shown["step_s"], shown["currency"], len(shown["points"])) == ("memory", 60, "EUR", 15)
+    assert (shown["kept"], shown["step_s"], shown["currency"], len(shown["points"])) == (
+        "memory",
+        60,
+        "EUR",
+        15,
+    )
     assert shown["until_s"] - shown["from_s"] == 900
     point = shown["points"][-1]
     assert (point["calls"], point["failed"], point["failures"]) == (2, 1, {"model_not_found": 1})

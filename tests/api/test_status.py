@@ -1,13 +1,8 @@
 """/admin/status and /ui: content, access and headers."""
 
 import asyncio
-import base64
-import hashlib
-import html
-import json
 import pwd
 import re
-import shlex
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path

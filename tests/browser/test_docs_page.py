@@ -22,9 +22,7 @@ from tests.processes.conftest import KEY, Served
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-AXE = (
-    Path(__file__).parents[2] / "gateway/api/operators/console/node_modules/axe-core/axe.min.js"
-)
+AXE = Path(__file__).parents[2] / "gateway/api/operators/console/node_modules/axe-core/axe.min.js"
 EMBEDDINGS = "#POST/v1/embeddings"
 LANGUAGES = {
     "curl": "curl --globoff",
@@ -57,7 +55,9 @@ tenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}
 class Docs:
     """The page at /docs. complaints: errors and warnings of the browser, with violations of the policy."""
 
-    def __init__(self, browser: Any, gateway: Served, place: str = "", width: int = 1280, **options: Any) -> None:
+    def __init__(
+        self, browser: Any, gateway: Served, place: str = "", width: int = 1280, **options: Any
+    ) -> None:
         self.context = browser.new_context(viewport={"width": width, "height": 800}, **options)
         # The document is built when it is first asked for.
         self.context.set_default_timeout(60_000)
@@ -180,7 +180,9 @@ def test_search_by_keyboard(browser: Any, gateway: Served, docs: Docs) -> None:
     first = page.locator("[role=option]").first.inner_text()
     page.keyboard.press("ArrowDown")
     second = page.locator("[role=option][aria-selected=true] .result-path").inner_text()
-    active = page.evaluate("document.getElementById(document.activeElement.getAttribute('aria-activedescendant'))?.innerText")
+    active = page.evaluate(
+        "document.getElementById(document.activeElement.getAttribute('aria-activedescendant'))?.innerText"
+    )
     page.keyboard.press("Enter")
     page.wait_for_selector(f"main .path-line code:text-is('{second}')")
     shared = Docs(browser, gateway, page.url.partition("/docs")[2])
@@ -279,7 +281,12 @@ def test_samples_are_complete_in_five_languages(docs: Docs, gateway: Served, tmp
     for text in (samples["Python"], httpx):
         python.write_text(text)
         run = subprocess.run(
-            [sys.executable, str(python)], env=environment, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, str(python)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         outputs.append(run.stdout or run.stderr)
 
@@ -291,7 +298,12 @@ def test_samples_are_complete_in_five_languages(docs: Docs, gateway: Served, tmp
     assert outputs[1].startswith("[["), outputs[1]
     if shutil.which("curl"):
         run = subprocess.run(
-            ["bash", "-c", samples["curl"]], env=environment, capture_output=True, text=True, timeout=60, check=False
+            ["bash", "-c", samples["curl"]],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert '"embedding":[' in run.stdout, run.stderr
 

@@ -1,6 +1,5 @@
 """The console at /ui in a real browser: status, playground, safety and accessibility."""
 
-import json
 import math
 import re
 from collections.abc import Iterator
