@@ -28,7 +28,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-# A page and a script of different releases would not work together: a browser asks whether its copy is current.
+# Browsers ask whether their copies are current: files of different releases would not work together.
 DOCS_HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
