@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from collections import defaultdict
@@ -37,9 +38,11 @@ from gateway.api.operators import (
     admin,
     audit,
     fleet,
+    history,
     jobs,
     keys,
     manager,
+    own_calls,
     own_usage,
     probes,
     replicas,
@@ -55,6 +58,7 @@ from gateway.api.operators.admin import Admin, Reload
 from gateway.api.operators.application import Services, litestar_application
 from gateway.api.operators.directory import TenantDirectory
 from gateway.api.operators.fleet import Description, FleetApi, SetDrain
+from gateway.api.operators.history import HistoryApi
 from gateway.api.operators.manager import AskParent, HostApi
 from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
@@ -98,6 +102,9 @@ from gateway.events import (
 )
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.store import FleetStore
+from gateway.history.keeper import HistoryKeeper
+from gateway.history.opening import open_history
+from gateway.history.spans import SpanRecorder
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
 from gateway.quotas.kept_ledger import KeptLedger
@@ -168,10 +175,12 @@ OPERATOR_MODULES = (
     replicas,
     jobs,
     own_usage,
+    own_calls,
     audit,
     ui,
     sign_in,
     fleet,
+    history,
 )
 OPERATORS = Dialect(
     handlers=[handler for module in OPERATOR_MODULES for handler in module.HANDLERS],
@@ -273,6 +282,7 @@ class WorkerReload:
     history: History
     sources: Callable[[], Sources]
     groups: Groups
+    spans: SpanRecorder | None
 
     def follow(
         self,
@@ -300,6 +310,8 @@ class WorkerReload:
         self.admin.apply(config)
         for running in retired:
             self.history.changes.forget(running.upstream.name)
+            if self.spans is not None:
+                self.spans.forget(running.upstream.name)
         self.metrics.watch(self.sources())
         return self.upstreams.retire(retired)
 
@@ -346,6 +358,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         gateway, in_flight, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
     )
     adding = AdditionsApi(outside.adding)
+    keeper = _join_history(boot, gateway, observe)
     fleet_api = _join_fleet(
         boot,
         outside,
@@ -370,6 +383,12 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         sign_ins=SignIns(sign_on),
         batches=batches,
         audit=stores.audit,
+        history=HistoryApi(
+            keeper,
+            lambda: gateway.serving.config.currency,
+            lambda name: gateway.routes.known_name(name),
+            is_alone=boot.worker is None and config.quotas.store == "memory",
+        ),
     )
     parts = ServerParts(
         routes=ROUTES,
@@ -395,6 +414,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         sign_on.run(),
         groups.maintain(),
         watch_slow_replicas(gateway, config.notify or SLOW, observe),
+        keeper.run(),
         *([] if collected is None else [collected.run()]),
         # One worker of a gateway speaks for it.
         *([] if boot.worker else [fleet_api.fleet.run()]),
@@ -406,7 +426,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         ),
         in_flight=in_flight,
         gateway=gateway,
-        follow=WorkerReload(upstreams, api, admin, metrics, history, sources, groups).follow,
+        follow=WorkerReload(upstreams, api, admin, metrics, history, sources, groups, keeper.recorder).follow,
         observe=observe,
         instances=table,
         sign_on=sign_on,
@@ -436,6 +456,27 @@ def _join_fleet(
     observe.add(readiness.in_flight.follow_drain, GatewayDrained)
     observe.add(lambda _: members.renew(), GatewayDrained)
     return FleetApi(description, members, outside.drain)
+
+
+def _join_history(boot: AppBoot, gateway: Gateway, observe: Observers) -> HistoryKeeper:
+    """Return the keeper of this process's history, which counts from now on, and contacts no store yet."""
+    quotas = boot.config.quotas
+
+    def price(model: str) -> int:
+        settings = gateway.serving.config.models.get(model)
+        return token_price((settings and settings.price_per_million_tokens) or 0)
+
+    keeper = open_history(
+        None if quotas.store == "memory" else quotas.store,
+        None if boot.tenants_file is None else Path(boot.tenants_file).parent,
+        None if boot.worker is None else Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]),
+        price,
+        records_replicas=not boot.worker,
+    )
+    observe.add(keeper.counter.observe, CallFinished)
+    if keeper.recorder is not None:
+        observe.add(keeper.recorder.observe, ReplicaChanged)
+    return keeper
 
 
 def _name_of(boot: AppBoot) -> str:

@@ -25,7 +25,8 @@ class CallFinished(msgspec.Struct, frozen=True):
     name that was asked for, cut, if no model has it.
     is_bulk: it yielded to interactive calls. is_recorded: its trace has spans. replicas, attempts,
     upstream_status, upstream_words: as in `AttemptRecord`. end_user: for whom it was sent, by digest unless
-    `end_users.log` is plain.
+    `end_users.log` is plain. cost: of a served call, in the gateway's currency; None if its model has no
+    price. truncated_inputs: number of inputs that were cut, None if the upstream does not report it.
     """
 
     request_id: str
@@ -52,6 +53,8 @@ class CallFinished(msgspec.Struct, frozen=True):
     upstream_status: str | None = None
     upstream_words: str | None = None
     end_user: str | None = None
+    cost: float | None = None
+    truncated_inputs: int | None = 0
 
 
 class UpstreamServer(msgspec.Struct, frozen=True):

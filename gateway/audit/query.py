@@ -19,7 +19,8 @@ class AuditQuery(msgspec.Struct, frozen=True):
     """Wanted records.
 
     since, until: times as records have them, the latter exclusive; empty is open. object: as in
-    `tenant/acme`, or only the kind. actor: as in the record. cursor: `next` of the page before.
+    `tenant/acme`, or only the kind. actor, action: as in the record. cursor: `next` of the page before.
+    search: a text that any part of the record has, without case; empty for any.
     """
 
     since: str = ""
@@ -28,6 +29,8 @@ class AuditQuery(msgspec.Struct, frozen=True):
     actor: str = ""
     limit: int = 100
     cursor: str = ""
+    action: str = ""
+    search: str = ""
 
     @property
     def before(self) -> tuple[str, str] | None:
@@ -42,6 +45,10 @@ class AuditQuery(msgspec.Struct, frozen=True):
     def wants(self, record: AuditRecord) -> bool:
         """Return whether a record passes the filters, apart from its place."""
         if self.actor and record.actor != self.actor:
+            return False
+        if self.action and record.action != self.action:
+            return False
+        if self.search and self.search.casefold() not in record.text.casefold():
             return False
         if not self.object or record.object == self.object:
             return True

@@ -3,6 +3,7 @@
 Rule: no record contains a secret or the digest of one. A record is written once and never changed.
 """
 
+import json
 import os
 import pwd
 import secrets
@@ -25,6 +26,8 @@ ActorKind = Literal["key", "certificate", "token", "local", "command", "gateway"
 RECORD_BYTES_MAX = 16 * 1024
 TEXT_CHARACTERS_MAX = 200
 FIELDS_MAX = 40
+# Ends of a text that was cut, and the beginning of the field that stands for those left out.
+CUT, MORE = "… (cut)", "and "
 # Microseconds of the last id: records of one millisecond are ordered by their ids.
 _last_us = 0
 
@@ -87,6 +90,15 @@ class AuditRecord(msgspec.Struct, frozen=True):
         """Place among all records."""
         return self.time, self.id
 
+    @property
+    def text(self) -> str:
+        """All that an operator may search for, one part a line."""
+        parts = [self.actor, self.address, self.action, self.object, self.request_id, self.gateway]
+        for change in self.changes:
+            values = [json.dumps(value, ensure_ascii=False) for value in (change.was, change.now)]
+            parts += [change.field, *values]
+        return "\n".join(parts)
+
     def event(self) -> AuditRecorded:
         """Return the event that is logged."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("id", "time")}
@@ -114,7 +126,7 @@ def new_record(by: Actor, action: str, object_: str, changes: Sequence[ChangedFi
             for change in changes[:number]
         ]
         if len(changes) > number:
-            cut.append(ChangedField(f"and {len(changes) - number} more"))
+            cut.append(ChangedField(f"{MORE}{len(changes) - number} more"))
         record = msgspec.structs.replace(record, object=_cut(object_), changes=tuple(cut))
         # A character may take six bytes.
         number //= 2
@@ -133,7 +145,12 @@ def _cut(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[:TEXT_CHARACTERS_MAX]}… (cut)"
+    return text if len(text) <= TEXT_CHARACTERS_MAX else text[:TEXT_CHARACTERS_MAX] + CUT
+
+
+def is_cut(value: Any) -> bool:
+    """Return whether a record has only a part of a value."""
+    return isinstance(value, str) and value.endswith(CUT)
 
 
 def changed_fields(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[ChangedField]:

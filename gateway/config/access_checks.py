@@ -28,6 +28,8 @@ from gateway.config.schema import (
 # An origin as browsers send it, without a path or a trailing slash. A * may stand for a part of the host.
 ORIGIN = re.compile(r"https?://[^/\s?#@]+")
 ENDPOINT = re.compile(r"https?://[^/\s?#]+(/[^\s]*)?")
+TRACE_ID = "{trace_id}"
+TRACE_LINK = re.compile(r"https?://[^/\s?#{}@]+[/?#]\S*\{trace_id\}\S*")
 CURRENCY_MEANING = "the name of the money in which prices and budgets are written, such as EUR"
 NO_CLIENT_CA = "needs `tls.client_ca`, the authority that signs clients' certificates"
 NO_NETWORK = "not an address or a network, such as 10.0.0.0/8"
@@ -47,13 +49,26 @@ ISSUER_NAME_PROBLEM = (
 ISSUER_ADDRESS = re.compile(r"[!#-;=?@A-Z\[\]_a-z~]{1,2048}")
 
 
+def _tracing_problems(config: Config) -> Iterator[Problem]:
+    tracing = config.tracing
+    if tracing is None:
+        return
+    if not ENDPOINT.fullmatch(tracing.endpoint):
+        yield Problem("tracing.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/traces")
+    if tracing.link is not None and not TRACE_LINK.fullmatch(tracing.link):
+        yield Problem(
+            "tracing.link",
+            f"not an address of a trace, http or https with {TRACE_ID} in it, such as "
+            f"https://jaeger.example/trace/{TRACE_ID}",
+        )
+
+
 def listener_problems(config: Config) -> Iterator[Problem]:
     """Yield the problems of listeners, proxies, origins and collectors."""
     yield from _port_problems(config)
     if (tls := config.tls) is not None and tls.client_ca is None and tls.client_certificates == "optional":
         yield Problem("tls.client_certificates", NO_CLIENT_CA)
-    if config.tracing and not ENDPOINT.fullmatch(config.tracing.endpoint):
-        yield Problem("tracing.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/traces")
+    yield from _tracing_problems(config)
     if config.metrics and not ENDPOINT.fullmatch(config.metrics.endpoint):
         yield Problem("metrics.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/metrics")
     for index, network in enumerate(config.trusted_proxies):

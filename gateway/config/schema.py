@@ -413,12 +413,13 @@ class Limits(Section, frozen=True):
 
 
 class Tracing(Section, frozen=True):
-    """Export of spans."""
+    """Export of spans. link: address of a trace for operators, with `{trace_id}` in it."""
 
     endpoint: str = "http://127.0.0.1:4318/v1/traces"
     sample: Share = 0.01
     headers: dict[str, str] = {}
     service_name: str = "embedding-gateway"
+    link: str | None = None
 
 
 class OtlpMetrics(Section, frozen=True):

@@ -110,7 +110,8 @@ class Fleet:
             if found is None:
                 missing.append(name)
             else:
-                calls += [msgspec.structs.replace(call, gateway=name) for call in found]
+                # Another release may not know each part of the filter.
+                calls += [msgspec.structs.replace(call, gateway=name) for call in chosen(found, filter_)]
         calls.sort(key=lambda call: call.at_s, reverse=True)
         return FleetCalls(calls[:FLEET_CALLS_MAX], tuple(sorted(missing)))
 
@@ -165,6 +166,8 @@ def chosen(calls: Sequence[RecentCall], filter_: CallFilter) -> list[RecentCall]
         and filter_.key in {None, call.key_id}
         and filter_.model in {None, call.model}
         and not (filter_.failed and call.outcome == "ok")
+        and call.at_s >= filter_.since_s
+        and filter_.request_id in call.request_id
     ]
 
 

@@ -34,12 +34,17 @@ LIST = load_script("members", package="gateway.fleet")
 
 
 class CallFilter(msgspec.Struct, frozen=True):
-    """Selection of recent calls: of one tenant, key (id) or model, and only those that failed."""
+    """Selection of recent calls: of one tenant, key (id) or model, and only those that failed.
+
+    since_s: of their end, in seconds since 1970. request_id: a part of it, empty for any.
+    """
 
     tenant: str | None = None
     key: str | None = None
     model: str | None = None
     failed: bool = False
+    since_s: float = 0.0
+    request_id: str = ""
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -38,7 +38,15 @@ PROBED_ROUTES = frozenset({"/livez", "/readyz", "/health", "/ping", "/models/{mo
 # An open /ui and `gateway status` request the status every second, and the list of batches every other. Load
 # balancers get / for their health check. A refusal has a line: it may be an attack.
 POLLED_ROUTES = frozenset(
-    {"/admin/status", "/admin/traffic", "/admin/calls", "/admin/batches", "/v1/batches", "/"}
+    {
+        "/admin/status",
+        "/admin/traffic",
+        "/admin/calls",
+        "/admin/batches",
+        "/usage/calls",
+        "/v1/batches",
+        "/",
+    }
 )
 QUIET_ROUTES = PROBED_ROUTES | POLLED_ROUTES | frozenset(LINE_ROUTES.values())
 

@@ -158,8 +158,8 @@ FILE_PREFIX = "recent-calls-"
 class RecentCall(msgspec.Struct, frozen=True):
     """One call that ended.
 
-    at_s: its end, in seconds since 1970. gateway: that served it, in a list of several. The other fields are
-    those of the event.
+    at_s: its end, in seconds since 1970. gateway: that served it, in a list of several. trace_id: None unless
+    its trace was recorded. The other fields are those of the event.
     """
 
     at_s: float
@@ -180,6 +180,9 @@ class RecentCall(msgspec.Struct, frozen=True):
     upstream_status: str | None = None
     upstream_words: str | None = None
     end_user: str | None = None
+    trace_id: str | None = None
+    cost: float | None = None
+    truncated_inputs: int | None = 0
     gateway: str | None = None
 
 
@@ -234,12 +237,15 @@ class RecentCalls:
         return [file for file in self._folder.glob(f"{FILE_PREFIX}*.json") if file != self._file]
 
 
-# Of an event, what a recent call repeats: all between its time and its gateway.
-_REPEATED = attrgetter(*RecentCall.__struct_fields__[1:-1])
+# Of an event, what a recent call repeats: all between its time and its gateway, but the trace.
+_REPEATED_FIELDS = [name for name in RecentCall.__struct_fields__[1:-1] if name != "trace_id"]
+_REPEATED = attrgetter(*_REPEATED_FIELDS)
 
 
 def _recent(at_s: float, event: CallFinished) -> RecentCall:
-    return RecentCall(round(at_s, 3), *_REPEATED(event))
+    repeated = dict(zip(_REPEATED_FIELDS, _REPEATED(event), strict=True))
+    trace_id = event.trace_id if event.is_recorded else None
+    return RecentCall(at_s=round(at_s, 3), trace_id=trace_id, **repeated)
 
 
 def _read(file: Path) -> list[RecentCall]:

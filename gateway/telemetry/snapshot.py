@@ -230,6 +230,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     at_s: seconds since 1970. uptime_s, worker: of the worker that answers. registry: at most
     `REGISTRY_REFRESH_S` old; empty without `manager`. currency: of the prices, None without one.
     drained_since_s: when an operator took this gateway out, in seconds since 1970; None if it is in.
+    trace_link: address of a trace, with `{trace_id}` in it; None without `tracing.link`.
     """
 
     version: str
@@ -250,6 +251,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     registry: tuple[CheckpointStatus, ...] = ()
     currency: str | None = None
     drained_since_s: float | None = None
+    trace_link: str | None = None
 
 
 class TenantRates(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from prometheus_client import Metric
 from gateway.telemetry.snapshot import CallsStatus, Durations, TenantStatus
 
 # Requests of monitoring are not counted among the calls that it monitors.
-MONITORING = ("/admin/", "/ui", "/metrics", "/livez", "/readyz", "/health", "/ping")
+MONITORING = ("/admin/", "/usage/calls", "/ui", "/metrics", "/livez", "/readyz", "/health", "/ping")
 
 Labels = Mapping[str, str]
 

@@ -6,7 +6,15 @@ from typing import Any
 
 import msgspec
 
-from gateway.audit.records import Actor, AuditRecord, ChangedField, changed_fields, new_record
+from gateway.audit.records import (
+    MORE,
+    Actor,
+    AuditRecord,
+    ChangedField,
+    changed_fields,
+    is_cut,
+    new_record,
+)
 from gateway.config.schema import TenantConfig
 from gateway.tenants.keyring import StoredKey
 
@@ -29,6 +37,32 @@ def tenant_fields(settings: TenantConfig) -> dict[str, Any]:
     own = fields.pop("end_user_limits").items()
     of_users = {f"end_user_limits.{name}": amount for name, amount in own}
     return {"models": fields.pop("models"), **limits, **of_models, **of_users, **fields}
+
+
+def restoring_patch(record: AuditRecord) -> dict[str, Any] | None:
+    """Return the settings that a changed or removed tenant had before, as a patch for PATCH or PUT.
+
+    Fields that the record does not name are not in it, and null stands for one that was not set. None if the
+    record is of something else, or has not all of its values.
+    """
+    if not record.object.startswith("tenant/") or record.action not in ("change", "remove"):
+        return None
+    patch: dict[str, Any] = {}
+    for change in record.changes:
+        kind, _, rest = change.field.partition(".")
+        # Of a record that was cut to its bounds, lists are texts.
+        is_text = kind in ("models", "certificates") and isinstance(change.was, str)
+        if is_text or is_cut(change.was) or is_cut(change.field) or change.field.startswith(MORE):
+            return None
+        if kind == "model_limits":
+            # The name of a model may contain dots, and that of a limit none.
+            model, _, limit = rest.rpartition(".")
+            patch.setdefault(kind, {}).setdefault(model, {})[limit] = change.was
+        elif rest:
+            patch.setdefault(kind, {})[rest] = change.was
+        elif kind != "keys":
+            patch[kind] = change.was
+    return patch
 
 
 def key_fields(key: StoredKey) -> dict[str, Any]:

@@ -97,3 +97,12 @@ async def test_official_client_lists_and_retrieves_models(boot: Boots) -> None:
 
     assert "org/bge" in names
     assert "org/bge" == model.id
+
+
+async def test_a_priced_model_shows_its_price(boot: Boots) -> None:
+    priced = CONFIG.replace("bge: {", "bge: {price_per_million_tokens: 0.02, ", 1)
+    async with boot({"tei-0": FakeTei()}, "currency: EUR\n" + priced) as gateway:
+        items = {item["id"]: item for item in (await gateway.client.get("/v1/models")).json()["data"]}
+
+    assert (items["bge"]["price_per_million_tokens"], items["bge"]["currency"]) == (0.02, "EUR")
+    assert not {"price_per_million_tokens", "currency"} & items["cross"].keys()

@@ -32,6 +32,7 @@ from gateway.api.operators.docs_page import (
     prepare_document,
 )
 from gateway.api.operators.fleet import FleetApi
+from gateway.api.operators.history import HistoryApi
 from gateway.api.operators.manager import HostApi
 from gateway.api.operators.probes import Readiness
 from gateway.api.operators.replicas import ReplicasApi
@@ -89,6 +90,7 @@ class Services(msgspec.Struct, frozen=True):
     sign_ins: SignIns
     batches: BatchesApi
     audit: AuditTrail
+    history: HistoryApi
 
 
 def services_of(scope: Mapping[str, Any]) -> Services:

@@ -1,5 +1,6 @@
 """Operator endpoints of a gateway among others: its drain, the fleet, and the recent calls of all of them."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -11,15 +12,16 @@ from litestar.params import FromQuery
 
 from gateway import __version__
 from gateway.api.operators.access import OPERATORS
+from gateway.api.operators.pages import LIMIT_MAX, check_limit, moment_of
 from gateway.api.operators.probes import Readiness
 from gateway.api.operators.status import STATUS, StatusSource
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.audit.records import Actor, new_record
 from gateway.audit.trail import AuditTrail
 from gateway.config.identity import Identity
-from gateway.errors import DeadlineExceeded, NotFound
+from gateway.errors import DeadlineExceeded, NotFound, Overloaded
 from gateway.events import GatewayDrained
-from gateway.fleet.fleet import Fleet, chosen
+from gateway.fleet.fleet import Fleet, FleetCalls, chosen
 from gateway.fleet.members import DRAINED_SHOWN, FleetReport, Load, Member
 from gateway.fleet.store import CallFilter
 from gateway.telemetry.history import CALLS_MAX, RecentCall
@@ -29,6 +31,8 @@ from gateway.telemetry.totals import Totals
 FAILURES = document_errors(TEI)
 # Time for which a load is good: it is read from the metrics, which takes milliseconds with many workers.
 LOAD_GOOD_S = 4.0
+# Asking all gateways takes about so long.
+TENANTS_RETRY_S = 5
 # Asks the parent process to drain this gateway, or to put it back. Raises: TimeoutError.
 SetDrain = Callable[[bool], Awaitable[GatewayDrained]]
 
@@ -122,6 +126,15 @@ class FleetApi:
         self.description = description
         self.fleet = fleet
         self._set_drain = set_drain
+        # Tenants ask all gateways in turns, so that operators may ask at any time.
+        self._tenants = asyncio.Lock()
+
+    async def calls_for_tenant(self, wanted: CallFilter) -> FleetCalls:
+        """Return a tenant's recent calls of all gateways. Raises: Overloaded."""
+        if self._tenants.locked():
+            raise Overloaded("another key is asking all gateways; try again", retry_after_s=TENANTS_RETRY_S)
+        async with self._tenants:
+            return await self.fleet.calls(wanted)
 
     async def drain(self, *, is_drained: bool) -> DrainReport:
         """Take this gateway out of its load balancers, or put it back. Raises: NotFound, DeadlineExceeded."""
@@ -152,20 +165,25 @@ async def calls(
     tenant: FromQuery[str | None] = None,
     key: FromQuery[str | None] = None,
     model: FromQuery[str | None] = None,
+    since: FromQuery[str] = "",
+    request_id: FromQuery[str] = "",
+    limit: FromQuery[int | None] = None,
     *,
     failed: FromQuery[bool] = False,
     fleet: FromQuery[bool] = False,
 ) -> Calls:
     """Return the last calls of all workers, without any content.
 
-    `tenant`, `key` (an id) and `model` select those of one; `failed` those that ended with an error. `fleet`
-    asks all gateways that share this gateway's Redis, for a few seconds at most.
+    `tenant`, `key` (an id) and `model` select those of one; `failed` those that ended with an error; `since`,
+    a day, a moment or a duration such as `5m`, those that ended later; `request_id` those with it in their
+    id. `fleet` asks all gateways that share this gateway's Redis, for a few seconds at most.
     """
-    wanted = CallFilter(tenant, key, model, failed)
+    most = check_limit(limit, LIMIT_MAX)
+    wanted = CallFilter(tenant, key, model, failed, moment_of("since", since) or 0.0, request_id)
     if not fleet:
-        return Calls(CALLS_MAX, chosen(watched.history.calls.calls(), wanted))
+        return Calls(CALLS_MAX, chosen(watched.history.calls.calls(), wanted)[:most])
     found = await fleet_api.fleet.calls(wanted)
-    return Calls(CALLS_MAX, found.calls, found.missing, found.problem)
+    return Calls(CALLS_MAX, found.calls[:most], found.missing, found.problem)
 
 
 # Declares a handler of an action on this gateway.

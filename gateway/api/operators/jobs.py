@@ -6,6 +6,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
 from gateway.api.operators.access import OPERATORS
+from gateway.api.operators.pages import LIMIT_MAX
 from gateway.api.server.batches_api import BatchesApi, batch_errors
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.wire.batch_objects import BatchObject, batch_object
@@ -36,10 +37,15 @@ async def list_all_batches(
     batches: NamedDependency[BatchesApi],
     after: FromQuery[str | None] = None,
     limit: FromQuery[int] = 50,
+    tenant: FromQuery[str | None] = None,
 ) -> TenantBatches:
-    """List the batches of all tenants, newest first."""
+    """List the batches of all tenants, or of the one that `tenant` names, newest first.
+
+    `after` is the id of the last batch of the page before. A page has 1,000 batches at most, and fewer if
+    they are large.
+    """
     await batches.require()
-    states, has_more = await batches.page(None, after, limit)
+    states, has_more = await batches.page(tenant, after, limit, most=LIMIT_MAX)
     return TenantBatches([_of_tenant(state) for state in states], has_more)
 
 

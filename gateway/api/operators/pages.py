@@ -1,11 +1,13 @@
 """Pages of the lists for operators: checks of their query, and the part that a page shows."""
 
+import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.config.durations import moment_s
 from gateway.errors import InvalidInput
 
 LIMIT_MAX = 1_000
@@ -78,3 +80,14 @@ def check_choice(name: str, value: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise InvalidInput(f"{name}: one of {', '.join(allowed)}, not {value[:40]!r}", param=name)
     return value
+
+
+def moment_of(name: str, text: str) -> float | None:
+    """Return the moment that a parameter states, in seconds since 1970; None for none. Raises: InvalidInput.
+
+    text: a day, a moment, or a duration before now.
+    """
+    try:
+        return moment_s(text, time.time()) if text else None
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(f"{name}: {error}", param=name) from error

@@ -89,6 +89,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             registry=tuple(map(_checkpoint, registry)),
             currency=self.gateway.serving.config.currency,
             drained_since_s=self.in_flight.drained_since_s,
+            trace_link=tracing.link if (tracing := self.gateway.serving.config.tracing) else None,
         )
 
     def _store(self, totals: Totals) -> StoreStatus:

@@ -103,14 +103,20 @@ class BatchesApi:
         return self._opened.jobs
 
     async def page(
-        self, tenant: str | None, after: str | None, limit: int, owner: Owner | None = None
+        self,
+        tenant: str | None,
+        after: str | None,
+        limit: int,
+        owner: Owner | None = None,
+        most: int = LIST_MAX,
     ) -> tuple[list[JobState], bool]:
         """Return jobs of a tenant, or of all, newest first, and whether there are more.
 
-        owner: whose jobs alone are listed. Raises: NotFound, InvalidInput, BatchesUnavailable.
+        owner: whose jobs alone are listed. most: the largest limit. Raises: NotFound, InvalidInput,
+        BatchesUnavailable.
         """
-        if not 1 <= limit <= LIST_MAX:
-            raise InvalidInput(f"`limit` must be from 1 to {LIST_MAX}", param="limit")
+        if not 1 <= limit <= most:
+            raise InvalidInput(f"`limit` must be from 1 to {most}", param="limit")
         with batch_errors():
             return await self.jobs.list(Page("batch", tenant, limit, after), owner)
 

@@ -154,11 +154,14 @@ class InferenceApi:
         caller = Caller(tenant, context.timeout_s(), cache_mode, context.reservation, context.end_user)
         served = await self.gateway.serve(call, caller, context.timeline)
         tokens, cache = served.reply.tokens, self.gateway.cache
+        price = served.route.price
         if served.cache is None:
-            context.settle(tokens, 0)
+            context.settle(tokens, 0, price)
         else:
             is_charged = cache is None or cache.is_charged
-            context.settle(tokens if is_charged else tokens - served.cache.tokens, served.cache.tokens)
+            context.settle(tokens if is_charged else tokens - served.cache.tokens, served.cache.tokens, price)
+        if (truncated := served.reply.truncated) != ():
+            context.truncated_inputs = None if truncated is None else len(truncated)
         return served
 
     async def fetch_media(

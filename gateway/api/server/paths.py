@@ -39,6 +39,7 @@ CONSOLE_PATHS = frozenset(
         "/v1/multi-vector",
         "/v1/rerank",
         "/usage",
+        "/usage/calls",
         "/docs",
         "/docs/openapi.json",
     )

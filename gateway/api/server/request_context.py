@@ -22,9 +22,11 @@ from gateway.api.server.in_flight import HeldBody
 from gateway.api.server.paths import OTHER, Target
 from gateway.api.server.responses import HttpReply
 from gateway.calls import CacheMode, Call
+from gateway.config.money import in_currency
 from gateway.errors import GatewayError, Internal, InvalidInput
 from gateway.events import CallFinished, Observe
 from gateway.quotas.end_users import EndUser
+from gateway.quotas.limits import FREE, Price
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.client_certificate import ClientCertificate
 from gateway.tenants.end_users import EndUserReader
@@ -57,7 +59,9 @@ class RequestContext:
     verified; None if it has shown none. tenant: of its key or certificate, once that is known. tenant_name,
     key_id: of the event, for a line even if its key is gone. reason: class of the cause of a refusal, for the
     log line. ignored_fields: unknown names in its body, as a header has them. reservation: of quota, the id
-    of a line of a job. end_user: for whom it is sent; None if none is stated, or none is read.
+    of a line of a job. end_user: for whom it is sent; None if none is stated, or none is read. budget: what
+    it has cost, in nano-units of the currency; None if it was not served, or its model has no price.
+    truncated_inputs: number of those that were cut, None if that is unknown.
     """
 
     rows: Any = None
@@ -65,6 +69,8 @@ class RequestContext:
     reservation: str | None = None
     certificate: ClientCertificate | None = None
     end_user: EndUser | None = None
+    budget: int | None = None
+    truncated_inputs: int | None = 0
     # As sent, cut and escaped, only if no handler serves it.
     path: str | None = None
 
@@ -186,9 +192,14 @@ class RequestContext:
         self.yields = is_bulk or call.bulk or tenant.priority == "bulk"
         return is_bulk
 
-    def settle(self, tokens: int, cached_tokens: int) -> None:
-        """Record the tokens of a served call that limits and usage count, and those that the cache had."""
+    def settle(self, tokens: int, cached_tokens: int, price: Price = FREE) -> None:
+        """Record the tokens of a served call that limits and usage count, and those that the cache had.
+
+        price: of its model.
+        """
         self.tokens, self.cached_tokens = tokens, cached_tokens
+        if price.nano_per_token:
+            self.budget = tokens * price.nano_per_token
 
     def part(self) -> "RequestContext":
         """Return the context of one message of several: this one, with times and counts of its own."""
@@ -200,11 +211,16 @@ class RequestContext:
         """Begin times and counts again."""
         self.timeline = Timeline()
         self.inputs = self.tokens = 0
+        self.budget, self.truncated_inputs = None, 0
 
     def add(self, part: "RequestContext") -> None:
         """Add the counts of one message of several."""
         self.inputs += part.inputs
         self.tokens += part.tokens
+        if part.budget is not None:
+            self.budget = (self.budget or 0) + part.budget
+        cut = self.truncated_inputs, part.truncated_inputs
+        self.truncated_inputs = None if cut[0] is None or cut[1] is None else cut[0] + cut[1]
         self.timeline.name(part.timeline.model, part.timeline.operation)
 
     def fail(self, error: Exception) -> GatewayError:
@@ -251,6 +267,8 @@ class RequestContext:
             upstream_status=attempts.upstream_status,
             upstream_words=attempts.upstream_words,
             end_user=None if self.end_user is None else self.end_user.name,
+            cost=None if self.budget is None else in_currency(self.budget),
+            truncated_inputs=self.truncated_inputs,
         )
         if trace is not None:
             trace.finish(event)

@@ -32,7 +32,8 @@ class OpenAIModelItem(msgspec.Struct):
     different vector space). fingerprint: of its vector space. residence: whether an engine has it in memory;
     a model that is not in memory is loaded by the first request. last_error: why it could not be loaded.
     default_for: keys of `defaults` in router.yaml that select it. max_model_len: the most tokens of an input,
-    as in vLLM; null if it is unknown.
+    as in vLLM; null if it is unknown. price_per_million_tokens: in `currency`; both are absent where tokens
+    cost nothing.
     """
 
     id: str
@@ -45,6 +46,8 @@ class OpenAIModelItem(msgspec.Struct):
     last_error: str | None = None
     default_for: list[str] = []
     max_model_len: int | None = None
+    price_per_million_tokens: float | msgspec.UnsetType = msgspec.UNSET
+    currency: str | msgspec.UnsetType = msgspec.UNSET
     object: str = "model"
 
 
@@ -91,6 +94,8 @@ def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
     operations = [operation.value for operation in routes.operations(name)]
     upstream = api.gateway.view_of(name)
     residence, capabilities = upstream.residence, upstream.capabilities
+    config = api.gateway.serving.config
+    price = config.models[name].price_per_million_tokens
     return OpenAIModelItem(
         name,
         CREATED,
@@ -102,6 +107,8 @@ def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
         None if residence is None else residence.error,
         routes.defaults_of(name),
         capabilities.max_input_tokens if capabilities else None,
+        price or msgspec.UNSET,
+        (price and config.currency) or msgspec.UNSET,
     )
 
 

@@ -8,6 +8,7 @@ import "./styles/forms.css";
 import "./styles/tables.css";
 import "./styles/charts.css";
 import "./styles/models.css";
+import "./styles/playground.css";
 import { render } from "preact";
 import { App } from "./shell/app.tsx";
 

@@ -6,6 +6,8 @@ const shortNumbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, 
 const plainNumbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 const amounts = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 const smallAmounts = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 6 });
+// Smaller amounts are shown as less than this one.
+const SMALLEST = 0.000001;
 const shares = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 1 });
 
 export const NONE = "–";
@@ -18,7 +20,8 @@ export const short = orNone((value) => shortNumbers.format(value));
 export const percent = orNone((value) => shares.format(value));
 export const money = (value: Maybe, currency?: string | null) =>
   orNone((amount) => {
-    const text = (Math.abs(amount) >= 1 ? amounts : smallAmounts).format(amount);
+    const isTiny = amount > 0 && amount < SMALLEST;
+    const text = isTiny ? `< ${smallAmounts.format(SMALLEST)}` : (amount >= 1 ? amounts : smallAmounts).format(amount);
     return currency ? `${text} ${currency}` : text;
   })(value);
 export const milliseconds = orNone((seconds) => {

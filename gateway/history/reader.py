@@ -1,0 +1,151 @@
+"""Reader of the kept history, for charts and lists.
+
+A reply adds up the chunks of its range and the parts that are not folded yet. If a fold comes between, it
+reads again. Work on arrays runs on a thread, chunk by chunk, so that 90 days need the memory of one. Replies
+are kept for some seconds, and one read runs at a time: more than a few that wait are refused.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+from gateway.errors import Overloaded
+from gateway.history.folding import readable
+from gateway.history.ranges import Range
+from gateway.history.store import CHUNK_S, MINUTE_S, STEP_S, Chunk, HistoryStore
+from gateway.history.table import Table
+
+# Chunks that are read together.
+CHUNKS_TOGETHER = 17
+# A range of which so many minutes are not folded is incomplete: nothing has folded for hours.
+PARTS_MINUTES_MAX = 300
+ATTEMPTS = 3
+READ_S = 20.0
+WAITING_MAX = 8
+REPLIES_MAX = 64
+REPLY_KEPT_S = 5.0
+# A reply about days changes slowly, and costs more.
+LONG_REPLY_KEPT_S = 30.0
+
+Reply = TypeVar("Reply")
+
+
+class Sums(Protocol):
+    """Object that adds up tables."""
+
+    def add(self, start_s: int, step_s: int, table: Table) -> None:
+        """Add a table whose intervals have this length."""
+
+
+SomeSums = TypeVar("SomeSums", bound=Sums)
+
+
+class HistoryReader:
+    """Reader of one process. current: returns the minute that runs, None where it cannot be known whole."""
+
+    def __init__(self, store: HistoryStore, current: Callable[[], tuple[int, Table] | None]) -> None:
+        self.store = store
+        self._current = current
+
+    async def sum_up(
+        self,
+        range_: Range,
+        shards: Sequence[int],
+        create: Callable[[], SomeSums],
+        *,
+        with_latencies: bool = True,
+    ) -> SomeSums:
+        """Add up everything in a range. create: returns sums of nothing. Raises: StoreUnavailable."""
+        sums = create()
+        for _ in range(ATTEMPTS):
+            version = await self.store.version()
+            sums = create()
+            await self._add_parts(range_, sums, with_latencies=with_latencies)
+            places = list(_places(range_, shards))
+            for start in range(0, len(places), CHUNKS_TOGETHER):
+                some = places[start : start + CHUNKS_TOGETHER]
+                contents = await self.store.chunks(some)
+                await asyncio.to_thread(_add_chunks, sums, some, contents, with_latencies)
+            if await self.store.version() == version:
+                break
+        return sums
+
+    async def _add_parts(self, range_: Range, sums: Sums, *, with_latencies: bool) -> None:
+        # A part of a minute is in the hour that the minute is in.
+        minutes = [
+            minute
+            for minute in await self.store.open_minutes()
+            if range_.from_s <= minute * MINUTE_S < range_.until_s
+        ]
+        for minute in minutes[-PARTS_MINUTES_MAX:]:
+            parts = await self.store.parts(minute)
+            await asyncio.to_thread(_add_parts, sums, minute * MINUTE_S, list(parts.values()), with_latencies)
+        if (current := self._current()) is not None:
+            sums.add(current[0] * MINUTE_S, MINUTE_S, current[1])
+
+
+def _places(range_: Range, shards: Sequence[int]) -> Iterator[Chunk]:
+    length_s = CHUNK_S[range_.resolution]
+    for start_s in range(range_.from_s // length_s * length_s, range_.until_s, length_s):
+        for shard in shards:
+            yield Chunk(range_.resolution, start_s, shard)
+
+
+def _add_parts(sums: Sums, start_s: int, contents: Sequence[bytes], with_latencies: bool) -> None:  # noqa: FBT001
+    for table in readable(contents, with_latencies=with_latencies):
+        sums.add(start_s, MINUTE_S, table)
+
+
+def _add_chunks(
+    sums: Sums,
+    places: Sequence[Chunk],
+    contents: Sequence[bytes | None],
+    with_latencies: bool,  # noqa: FBT001
+) -> None:
+    for place, content in zip(places, contents, strict=True):
+        if content is not None:
+            for table in readable([content], with_latencies=with_latencies):
+                sums.add(place.start_s, STEP_S[place.resolution], table)
+
+
+class ReplyCache:
+    """Replies of the last seconds, and a queue of those that are being made. clock: monotonic."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._replies: dict[Any, tuple[float, Any]] = {}
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+
+    async def reply(self, key: Any, kept_s: float, make: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Return a reply that was made a moment ago, or make it. Raises: Overloaded, and what `make` raises."""
+        if (found := self._fresh(key)) is not None:
+            return found  # type: ignore[no-any-return]
+        async with self._turn():
+            if (found := self._fresh(key)) is not None:
+                return found  # type: ignore[no-any-return]
+            made = await make()
+            self._replies.pop(key, None)
+            while len(self._replies) >= REPLIES_MAX:
+                del self._replies[next(iter(self._replies))]
+            self._replies[key] = self._clock() + kept_s, made
+            return made
+
+    def _fresh(self, key: Any) -> Any:
+        until_s, reply = self._replies.get(key, (0.0, None))
+        return reply if self._clock() < until_s else None
+
+    @asynccontextmanager
+    async def _turn(self):  # type: ignore[no-untyped-def]
+        if self._waiting >= WAITING_MAX:
+            raise Overloaded("too many requests for the history wait; try again", retry_after_s=2)
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(READ_S), self._lock:
+                yield
+        except TimeoutError as error:
+            raise Overloaded("the history could not be read in time; try again", retry_after_s=5) from error
+        finally:
+            self._waiting -= 1
