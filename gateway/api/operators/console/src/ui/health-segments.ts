@@ -1,5 +1,5 @@
 // From the states of a replica to the segments of a strip.
-import type { HealthSpan } from "../lib/health.ts";
+import type { ReplicaSpan } from "../lib/history.ts";
 
 // More are drawn as slots of equal length, each with its worst state.
 const SEGMENTS_MAX = 240;
@@ -34,7 +34,7 @@ function slotsOf(segments: Segment[], fromS: number, untilS: number): Segment[] 
   return [...slots.entries()].sort(([one], [other]) => one - other).map(([, slot]) => slot);
 }
 
-export function healthSegments(spans: HealthSpan[], fromS: number, untilS: number): Segment[] {
+export function healthSegments(spans: ReplicaSpan[], fromS: number, untilS: number): Segment[] {
   const segments = spans
     .map(({ from_s, until_s, state, reason }) => ({
       state,

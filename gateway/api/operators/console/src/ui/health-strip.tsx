@@ -2,7 +2,7 @@
 // Enter opens all of them as a table.
 import { useRef, useState } from "preact/hooks";
 import { duration, moment, percent, plural, words } from "../lib/format.ts";
-import type { HealthSpan } from "../lib/health.ts";
+import type { ReplicaSpan } from "../lib/history.ts";
 import { HealthTable } from "./health-table.tsx";
 import { healthSegments, healthTone, type Segment } from "./health-segments.ts";
 import { hideTip, showTip } from "./tip.ts";
@@ -11,7 +11,7 @@ export interface HealthStripProps {
   // Of the replica.
   name: string;
   // Undefined: nothing is known.
-  spans: HealthSpan[] | undefined;
+  spans: ReplicaSpan[] | undefined;
   fromS: number;
   untilS: number;
 }
@@ -77,7 +77,8 @@ export function HealthStrip({ name, spans = [], fromS, untilS }: HealthStripProp
             key={segment.fromS}
             class={`health-${healthTone(segment.state)}${index === chosen ? " chosen" : ""}`}
             style={{
-              left: `${(100 * (segment.fromS - fromS)) / (untilS - fromS)}%`,
+              // A short one at the end stays in sight.
+              left: `min(${(100 * (segment.fromS - fromS)) / (untilS - fromS)}%, 100% - 2px)`,
               width: `${(100 * (segment.untilS - segment.fromS)) / (untilS - fromS)}%`,
             }}
           />

@@ -1,6 +1,6 @@
 // The states of a replica as a table in a panel, the newest first.
 import { duration, moment } from "../lib/format.ts";
-import type { HealthSpan } from "../lib/health.ts";
+import type { ReplicaSpan } from "../lib/history.ts";
 import { Badge } from "./badge.tsx";
 import { Button } from "./button.tsx";
 import { Clip } from "./clip.tsx";
@@ -9,12 +9,12 @@ import { Table } from "./table.tsx";
 
 export interface HealthTableProps {
   name: string;
-  spans: HealthSpan[];
+  spans: ReplicaSpan[];
   note: string;
   onClose: () => void;
 }
 
-const lengthOf = ({ from_s, until_s }: HealthSpan) => (until_s ?? Date.now() / 1000) - from_s;
+const lengthOf = ({ from_s, until_s }: ReplicaSpan) => (until_s ?? Date.now() / 1000) - from_s;
 
 export const HealthTable = ({ name, spans, note, onClose }: HealthTableProps) => (
   <Dialog isPanel title="Health over time" note={<Clip text={name} />} onClose={onClose} actions={<Button onClick={onClose}>Close</Button>}>

@@ -21,6 +21,8 @@ export interface Column<Row> {
   // long: it takes the space that is left, and its end is cut.
   kind?: "text" | "number" | "long" | "actions";
   isSorted?: boolean;
+  // It is filtered and exported, but another column shows it.
+  isHidden?: boolean;
 }
 
 export interface Remote {
@@ -92,6 +94,7 @@ export function Table<Row>(props: TableProps<Row>) {
   const last = Math.max(0, Math.ceil(total / PAGE_ROWS) - 1);
   const page = Math.min(state.page, last);
   const shown = remote ? rows : found.slice(page * PAGE_ROWS, (page + 1) * PAGE_ROWS);
+  const seen = columns.filter(({ isHidden }) => !isHidden);
   const isFiltered = state.search.trim() !== "";
   if (!total && !isFiltered) return <Empty title="Nothing here yet" {...empty} />;
   const values = columns.filter((column) => column.value && column.title);
@@ -115,7 +118,7 @@ export function Table<Row>(props: TableProps<Row>) {
       {shown.length ? (
         <div class="scroll" role="region" aria-label={label} tabIndex={0}>
           <table>
-            <TableHead columns={columns} state={state} />
+            <TableHead columns={seen} state={state} />
             <tbody>
               {shown.map((row) => (
                 <tr
@@ -126,7 +129,7 @@ export function Table<Row>(props: TableProps<Row>) {
                     if (onOpen && !target.closest("a, button, input, select, label")) onOpen(row);
                   }}
                 >
-                  {columns.map((column) => (
+                  {seen.map((column) => (
                     <Cell key={column.id} column={column} row={row} />
                   ))}
                 </tr>

@@ -3,6 +3,7 @@ import { count, NONE, percent } from "../../lib/format.ts";
 import { href } from "../../lib/route.ts";
 import type { ModelUpstream } from "../../lib/types.ts";
 import { Badge } from "../../ui/badge.tsx";
+import { Clip } from "../../ui/clip.tsx";
 import type { Column } from "../../ui/table.tsx";
 
 // model: its name.
@@ -13,8 +14,12 @@ export function shareOf({ share, weight, priority }: ModelUpstream) {
   return share === null ? `weight ${weight}, priority ${priority}` : `${percent(share)} of calls`;
 }
 
-const cosineOf = ({ cosine, min_cosine }: ModelUpstream) =>
-  cosine === null ? NONE : `${cosine.toFixed(4)}${min_cosine === null ? "" : ` (at least ${min_cosine})`}`;
+const Cosine = ({ member: { cosine, min_cosine } }: { member: Member }) => (
+  <div class="two-lines">
+    <span>{cosine === null ? NONE : cosine.toFixed(4)}</span>
+    {min_cosine !== null && <span class="note">{`at least ${min_cosine}`}</span>}
+  </div>
+);
 
 export const memberColumns = (): Column<Member>[] => [
   {
@@ -33,11 +38,16 @@ export const memberColumns = (): Column<Member>[] => [
     title: "Standing",
     value: ({ standing }) => standing,
     // No good news of an upstream without a replica in use.
-    show: ({ standing, state }) => <Badge value={standing} tone={standing === "serving" && state !== "ready" ? "quiet" : undefined} />,
+    show: ({ standing, state, reason }) => (
+      <div class="two-lines">
+        <Badge value={standing} tone={standing === "serving" && state !== "ready" ? "quiet" : undefined} />
+        {reason && <Clip class="note" text={reason} />}
+      </div>
+    ),
   },
   { id: "state", title: "State", value: ({ state }) => state, show: ({ state }) => <Badge value={state} /> },
   { id: "share", title: "Share", value: shareOf },
   { id: "calls", title: "Calls", value: ({ calls }) => calls, kind: "number", show: ({ calls }) => count(calls) },
-  { id: "cosine", title: "Least cosine", value: ({ cosine }) => cosine, kind: "number", show: cosineOf },
-  { id: "reason", title: "Why", value: ({ reason }) => reason, kind: "long" },
+  { id: "cosine", title: "Least cosine", value: ({ cosine }) => cosine, kind: "number", show: (member) => <Cosine member={member} /> },
+  { id: "reason", title: "Why", value: ({ reason }) => reason, isHidden: true },
 ];

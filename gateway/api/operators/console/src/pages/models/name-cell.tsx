@@ -7,7 +7,7 @@ export function NameCell({ row }: { row: ModelRow }) {
   const { name, model, addition } = row;
   const notes = [...(addition ? ["added here"] : []), ...(addition?.problem ? [addition.problem] : []), ...(model ? notesOf(model) : [])];
   return (
-    <div class="two-lines">
+    <div class="two-lines name-cell">
       <a class="clip" href={href("models", [name])} title={name} dir="auto">
         {name}
       </a>

@@ -3,7 +3,8 @@ import { useState } from "preact/hooks";
 import { Pencil, Trash2 } from "lucide";
 import type { Addition, Additions } from "../../lib/additions.ts";
 import { bytes, count, milliseconds, money, NONE, short } from "../../lib/format.ts";
-import type { Snapshot } from "../../lib/types.ts";
+import type { TopRow } from "../../lib/history.ts";
+import type { Model, Snapshot } from "../../lib/types.ts";
 import { useAccess } from "../../shell/access.ts";
 import { Badge } from "../../ui/badge.tsx";
 import { Button } from "../../ui/button.tsx";
@@ -16,7 +17,7 @@ import { Fingerprint } from "./fingerprint.tsx";
 import { Groups } from "./groups.tsx";
 import { NameCell } from "./name-cell.tsx";
 import { RemoveName } from "./remove-name.tsx";
-import { type ModelCalls, type ModelRow, modelRows, notesOf, upstreamsText, useModelCalls } from "./rows.ts";
+import { type ModelRow, modelRows, notesOf, upstreamsText, useModelCalls } from "./rows.ts";
 import { Tags } from "./tags.tsx";
 
 export interface ServedProps {
@@ -34,17 +35,17 @@ export function Served({ snapshot, additions, onChange, onAdd }: ServedProps) {
   const rows = modelRows(snapshot.models, additions, calls);
   const has = (value: (row: ModelRow) => unknown) => rows.some((row) => value(row));
   const columns: (Column<ModelRow> | false)[] = [
-    { id: "name", title: "Model", value: ({ name }) => name, kind: "long", show: (row) => <NameCell row={row} /> },
+    { id: "name", title: "Model", value: ({ name }) => name, show: (row) => <NameCell row={row} /> },
     { id: "state", title: "State", value: ({ state }) => state, show: ({ state }) => <Badge value={state} /> },
-    { id: "upstreams", title: "Upstreams", value: ({ model, addition }) => (model ? upstreamsText(model) : String(addition?.settings.upstream ?? "")), show: ({ model, addition }) => <Clip text={model ? upstreamsText(model) : String(addition?.settings.upstream ?? NONE)} /> },
-    { id: "backend", title: "Backend", value: ({ model }) => model?.backend ?? null },
+    { id: "upstreams", title: "Served by", value: servedBy, show: (row) => <ServedBy row={row} /> },
+    { id: "backend", title: "Backend", value: ({ model }) => model?.backend ?? null, isHidden: true },
     { id: "operations", title: "Operations", value: ({ model }) => model?.operations.join(" ") ?? null, show: ({ model }) => <Tags names={model?.operations ?? []} /> },
-    { id: "width", title: "Width", value: ({ model }) => model?.dimensions ?? null, kind: "number", show: ({ model }) => count(model?.dimensions) },
-    { id: "space", title: "Vector space", value: ({ model }) => model?.fingerprint ?? null, show: ({ model }) => <Fingerprint text={model?.fingerprint} /> },
-    has(({ model }) => model?.memory_bytes) && { id: "memory", title: "Memory", value: ({ model }) => model?.memory_bytes ?? null, kind: "number", show: ({ model }) => (model?.memory_bytes ? bytes(model.memory_bytes) : NONE) },
+    { id: "vectors", title: "Vectors", value: ({ model }) => model?.dimensions ?? null, show: ({ model }) => <Vectors model={model} /> },
+    { id: "space", title: "Vector space", value: ({ model }) => model?.fingerprint ?? null, isHidden: true },
+    { id: "memory", title: "Memory in bytes", value: ({ model }) => model?.memory_bytes ?? null, isHidden: true },
     has(({ model }) => model?.price_per_million_tokens) && {
       id: "price",
-      title: `${currency ?? "Price"} per million tokens`,
+      title: `${currency ?? "Price"} per 1M tokens`,
       value: ({ model }) => model?.price_per_million_tokens ?? null,
       kind: "number",
       show: ({ model }) => money(model?.price_per_million_tokens),
@@ -88,14 +89,33 @@ export function Served({ snapshot, additions, onChange, onAdd }: ServedProps) {
   );
 }
 
-const Calls = ({ calls }: { calls: ModelCalls | undefined }) => (
+const servedBy = ({ model, addition }: ModelRow) => (model ? upstreamsText(model) : String(addition?.settings.upstream ?? ""));
+
+const ServedBy = ({ row }: { row: ModelRow }) => (
+  <div class="two-lines">
+    <Clip text={servedBy(row) || NONE} />
+    {row.model && <span class="note">{[row.model.backend, row.model.memory_bytes && bytes(row.model.memory_bytes)].filter(Boolean).join(", ")}</span>}
+  </div>
+);
+
+const Vectors = ({ model }: { model: Model | null }) =>
+  model?.dimensions ? (
+    <div class="two-lines">
+      <span>{`${count(model.dimensions)} numbers`}</span>
+      <Fingerprint text={model.fingerprint} />
+    </div>
+  ) : (
+    <>{NONE}</>
+  );
+
+const Calls = ({ calls }: { calls: TopRow | undefined }) => (
   <div class="two-lines">
     <span>{short(calls?.calls ?? 0)}</span>
     {calls && <Sparkline values={calls.points} />}
   </div>
 );
 
-function Figures({ snapshot, calls }: { snapshot: Snapshot; calls: Map<string, ModelCalls> | null }) {
+function Figures({ snapshot, calls }: { snapshot: Snapshot; calls: Map<string, TopRow> | null }) {
   const ready = snapshot.models.filter(({ state }) => state === "ready").length;
   const all = snapshot.models.length;
   const spaces = new Set(snapshot.models.map(({ fingerprint }) => fingerprint).filter(Boolean)).size;

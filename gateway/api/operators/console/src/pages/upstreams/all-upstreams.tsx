@@ -1,6 +1,6 @@
 // All upstreams with their replicas, those in trouble first, some at a time.
 import { useState } from "preact/hooks";
-import { Download, Plus, RefreshCw, Scale, Server } from "lucide";
+import { Download, Plus, RefreshCw, Server } from "lucide";
 import { useAdditions } from "../../lib/additions.ts";
 import { csvOf, saveFile } from "../../lib/csv.ts";
 import { count, plural } from "../../lib/format.ts";
@@ -58,15 +58,10 @@ export function AllUpstreams() {
   return (
     <Page
       title="Upstreams"
-      note={canChange ? "Those of router.yaml are changed there: edit the file, then read it again." : "You can see everything here, and change nothing."}
+      note={canChange ? "The servers behind the models." : "You can see everything here, and change nothing."}
       actions={
         <>
           {health && <RangePicker range={range} />}
-          {rows.length > 0 && (
-            <Button icon={Scale} onClick={actions.verifyAny}>
-              Compare vectors
-            </Button>
-          )}
           {actions.reload && (
             <Button icon={RefreshCw} onClick={actions.reload}>
               Read router.yaml again
@@ -90,9 +85,11 @@ export function AllUpstreams() {
             {health && <HealthLegend />}
             <Button kind="ghost" isSmall icon={Download} label="Save as CSV" onClick={() => saveReplicas(shown)} />
           </UpstreamTools>
+          <div class="upstreams">
           {shown.slice(0, more * SHOWN).map((row) => (
             <UpstreamCard key={row.name} row={row} health={health} span={`Last ${range.name || "span"}`} {...actions} />
           ))}
+          </div>
           {shown.length > more * SHOWN && (
             <p class="card-more">
               <Button onClick={() => setMore(more + 1)}>{`Show more: ${count(shown.length - more * SHOWN)} are left`}</Button>

@@ -9,7 +9,7 @@ import { Clip } from "../../ui/clip.tsx";
 import { HealthStrip } from "../../ui/health-strip.tsx";
 import { Meter } from "../../ui/meter.tsx";
 import { type Column, Table } from "../../ui/table.tsx";
-import { isDrainable, severityOf, stateOf } from "./rows.ts";
+import { isDrainable, stateOf } from "./rows.ts";
 
 export interface ReplicaActions {
   // Undefined for operators who only read.
@@ -46,10 +46,11 @@ export function ReplicaTable(props: ReplicaTableProps) {
         </div>
       ),
     },
+    { id: "reason", title: "Reason", value: ({ reason }) => reason, isHidden: true },
     {
       id: "state",
       title: "State",
-      value: severityOf,
+      value: stateOf,
       show: (replica) => (
         <div class="two-lines">
           <Badge value={stateOf(replica)} tone={replica.is_drained ? "warn" : toneOf(replica.state)} />

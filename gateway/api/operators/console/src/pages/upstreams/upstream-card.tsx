@@ -29,7 +29,7 @@ export interface UpstreamCardProps extends UpstreamActions {
 function Facts({ row }: { row: UpstreamRow }) {
   const { lane, models, backend } = row;
   return (
-    <span class="facts">
+    <span class="brief">
       {backend && <span>{backend}</span>}
       {lane && <span>{`${row.inUse} of ${plural(row.replicas.length, "replica")} in use`}</span>}
       {lane && <span>{`${count(lane.in_flight_batches)} in flight`}</span>}

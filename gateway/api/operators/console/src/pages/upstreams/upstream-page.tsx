@@ -48,7 +48,7 @@ export function UpstreamPage({ name }: { name: string }) {
       title={name}
       path={PATH}
       note={
-        <span class="facts">
+        <span class="brief">
           <Badge value={row.state} />
           {addition && <Badge value="added" tone="info" />}
           {row.backend && <span>{row.backend}</span>}

@@ -19,7 +19,7 @@ export const UpstreamTools = ({ sought, onSearch, isTrouble, onTrouble, children
       <input
         type="search"
         aria-label="Filter: upstreams, replicas, models"
-        placeholder="Upstream, address, model, reason"
+        placeholder="Name, address, reason"
         value={sought}
         autocomplete="off"
         spellcheck={false}

@@ -18,7 +18,7 @@ import { VerifyPanel } from "./verify-panel.tsx";
 
 type Open =
   | { kind: "drain"; replica: Replica }
-  | { kind: "verify"; name?: string }
+  | { kind: "verify"; name: string }
   | { kind: "edit"; row?: UpstreamRow }
   | { kind: "remove"; row: UpstreamRow }
   | { kind: "reload" }
@@ -28,7 +28,6 @@ export interface PageActions extends UpstreamActions {
   // Undefined for operators who only read, and where this gateway keeps no additions.
   add?: () => void;
   reload?: () => void;
-  verifyAny: () => void;
   // Why the last replica was not put back.
   problem: string | undefined;
   dialog: ComponentChildren;
@@ -50,7 +49,6 @@ export function useUpstreamActions(additions: Additions, upstreams: string[]): P
     drain: canChange ? (replica) => setOpen({ kind: "drain", replica }) : undefined,
     putBack: canChange ? (replica) => void back.run(replica) : undefined,
     verify: ({ name }) => setOpen({ kind: "verify", name }),
-    verifyAny: () => setOpen({ kind: "verify" }),
     add: canAdd ? () => setOpen({ kind: "edit" }) : undefined,
     change: canAdd ? (row) => setOpen({ kind: "edit", row }) : undefined,
     remove: canAdd ? (row) => setOpen({ kind: "remove", row }) : undefined,
