@@ -49,5 +49,5 @@ export const memberColumns = (): Column<Member>[] => [
   { id: "share", title: "Share", value: shareOf },
   { id: "calls", title: "Calls", value: ({ calls }) => calls, kind: "number", show: ({ calls }) => count(calls) },
   { id: "cosine", title: "Least cosine", value: ({ cosine }) => cosine, kind: "number", show: (member) => <Cosine member={member} /> },
-  { id: "reason", title: "Why", value: ({ reason }) => reason, isHidden: true },
+  { id: "reason", title: "Why", value: ({ reason }) => reason, kind: "hidden" },
 ];

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { Pencil, Trash2 } from "lucide";
 import type { Addition, Additions } from "../../lib/additions.ts";
-import { bytes, count, milliseconds, money, NONE, short } from "../../lib/format.ts";
+import { bytes, count, milliseconds, money, NONE, plural, short } from "../../lib/format.ts";
 import type { TopRow } from "../../lib/history.ts";
 import type { Model, Snapshot } from "../../lib/types.ts";
 import { useAccess } from "../../shell/access.ts";
@@ -38,11 +38,11 @@ export function Served({ snapshot, additions, onChange, onAdd }: ServedProps) {
     { id: "name", title: "Model", value: ({ name }) => name, show: (row) => <NameCell row={row} /> },
     { id: "state", title: "State", value: ({ state }) => state, show: ({ state }) => <Badge value={state} /> },
     { id: "upstreams", title: "Served by", value: servedBy, show: (row) => <ServedBy row={row} /> },
-    { id: "backend", title: "Backend", value: ({ model }) => model?.backend ?? null, isHidden: true },
+    { id: "backend", title: "Backend", value: ({ model }) => model?.backend ?? null, kind: "hidden" },
     { id: "operations", title: "Operations", value: ({ model }) => model?.operations.join(" ") ?? null, show: ({ model }) => <Tags names={model?.operations ?? []} /> },
     { id: "vectors", title: "Vectors", value: ({ model }) => model?.dimensions ?? null, show: ({ model }) => <Vectors model={model} /> },
-    { id: "space", title: "Vector space", value: ({ model }) => model?.fingerprint ?? null, isHidden: true },
-    { id: "memory", title: "Memory in bytes", value: ({ model }) => model?.memory_bytes ?? null, isHidden: true },
+    { id: "space", title: "Vector space", value: ({ model }) => model?.fingerprint ?? null, kind: "hidden" },
+    { id: "memory", title: "Memory in bytes", value: ({ model }) => model?.memory_bytes ?? null, kind: "hidden" },
     has(({ model }) => model?.price_per_million_tokens) && {
       id: "price",
       title: `${currency ?? "Price"} per 1M tokens`,
@@ -52,7 +52,7 @@ export function Served({ snapshot, additions, onChange, onAdd }: ServedProps) {
     },
     has(({ model }) => model?.cache) && { id: "cache", title: "Cache", value: ({ model }) => model?.cache ?? null, show: ({ model }) => (model?.cache ? <Badge value={model.cache === "on" ? "on" : "off"} tone={model.cache === "on" ? "good" : "warn"} /> : NONE) },
     calls !== null && { id: "calls", title: "Calls, 24 h", value: (row) => row.calls?.calls ?? 0, kind: "number", show: (row) => <Calls calls={row.calls} /> },
-    calls !== null && { id: "p95", title: "p95", value: (row) => row.calls?.p95_s ?? null, kind: "number", show: (row) => milliseconds(row.calls?.p95_s) },
+    calls !== null && { id: "p95", title: "p95 in s", value: (row) => row.calls?.p95_s ?? null, kind: "hidden" },
     canChange && has(({ addition }) => addition) && {
       id: "actions",
       title: "",
@@ -101,7 +101,7 @@ const ServedBy = ({ row }: { row: ModelRow }) => (
 const Vectors = ({ model }: { model: Model | null }) =>
   model?.dimensions ? (
     <div class="two-lines">
-      <span>{`${count(model.dimensions)} numbers`}</span>
+      <span class="one-line">{plural(model.dimensions, "number")}</span>
       <Fingerprint text={model.fingerprint} />
     </div>
   ) : (
@@ -112,6 +112,7 @@ const Calls = ({ calls }: { calls: TopRow | undefined }) => (
   <div class="two-lines">
     <span>{short(calls?.calls ?? 0)}</span>
     {calls && <Sparkline values={calls.points} />}
+    {calls?.p95_s != null && <span class="note">{`p95 ${milliseconds(calls.p95_s)}`}</span>}
   </div>
 );
 

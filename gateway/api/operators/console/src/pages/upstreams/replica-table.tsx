@@ -46,7 +46,7 @@ export function ReplicaTable(props: ReplicaTableProps) {
         </div>
       ),
     },
-    { id: "reason", title: "Reason", value: ({ reason }) => reason, isHidden: true },
+    { id: "reason", title: "Reason", value: ({ reason }) => reason, kind: "hidden" },
     {
       id: "state",
       title: "State",
@@ -54,7 +54,7 @@ export function ReplicaTable(props: ReplicaTableProps) {
       show: (replica) => (
         <div class="two-lines">
           <Badge value={stateOf(replica)} tone={replica.is_drained ? "warn" : toneOf(replica.state)} />
-          <span class="note">{`for ${sinceOf(replica)}`}</span>
+          <span class="note one-line">{`for ${sinceOf(replica)}`}</span>
         </div>
       ),
     },
