@@ -7,7 +7,9 @@ import { Table } from "../../ui/table.tsx";
 import { VerifyMatrix } from "./verify-matrix.tsx";
 
 export interface Member {
+  // Upstream and address.
   name: string;
+  upstream: string;
   model_id: string;
   dtype: string | null;
   dimensions: number;
@@ -80,7 +82,7 @@ const Members = ({ report }: { report: Verification }) => (
     rowKey={({ name }) => name}
     file="verify"
     columns={[
-      { id: "replica", title: "Replica", value: ({ name }) => `${report.members.findIndex((one) => one.name === name) + 1}. ${name}`, kind: "long" },
+      { id: "replica", title: "Replica", value: ({ name, upstream }) => `${report.members.findIndex((one) => one.name === name) + 1}. ${name.slice(upstream.length + 1)}`, kind: "long" },
       { id: "outcome", title: "Stored fingerprint", value: storedOf, show: (member) => <Badge value={storedOf(member)} /> },
       { id: "cosine", title: "Cosine with it", value: ({ stored }) => stored?.cosine ?? null, kind: "number", show: ({ stored }) => stored?.cosine.toFixed(5) ?? "–" },
       { id: "model", title: "Model", value: ({ model_id }) => model_id },
