@@ -14,8 +14,8 @@ const REPLICAS_SHOWN = 6;
 const MODELS_SHOWN = 3;
 
 export interface UpstreamActions extends ReplicaActions {
-  verify: (row: UpstreamRow) => void;
   // Undefined for operators who only read.
+  verify?: (row: UpstreamRow) => void;
   change?: (row: UpstreamRow) => void;
   remove?: (row: UpstreamRow) => void;
 }
@@ -63,7 +63,7 @@ export function UpstreamCard({ row, health, span, verify, change, remove, drain,
       note={<Facts row={row} />}
       actions={
         <>
-          {replicas.length > 0 && (
+          {verify && replicas.length > 0 && (
             <Button isSmall kind="ghost" icon={Scale} ariaLabel={`Verify ${name}`} onClick={() => verify(row)}>
               Verify
             </Button>

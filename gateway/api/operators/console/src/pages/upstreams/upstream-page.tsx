@@ -58,8 +58,8 @@ export function UpstreamPage({ name }: { name: string }) {
       actions={
         <>
           {health && <RangePicker range={range} />}
-          {lane && (
-            <Button icon={Scale} onClick={() => actions.verify(row)}>
+          {lane && actions.verify && (
+            <Button icon={Scale} onClick={() => actions.verify?.(row)}>
               Verify
             </Button>
           )}

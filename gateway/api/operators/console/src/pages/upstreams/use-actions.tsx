@@ -48,7 +48,7 @@ export function useUpstreamActions(additions: Additions, upstreams: string[]): P
   return {
     drain: canChange ? (replica) => setOpen({ kind: "drain", replica }) : undefined,
     putBack: canChange ? (replica) => void back.run(replica) : undefined,
-    verify: ({ name }) => setOpen({ kind: "verify", name }),
+    verify: canChange ? ({ name }) => setOpen({ kind: "verify", name }) : undefined,
     add: canAdd ? () => setOpen({ kind: "edit" }) : undefined,
     change: canAdd ? (row) => setOpen({ kind: "edit", row }) : undefined,
     remove: canAdd ? (row) => setOpen({ kind: "remove", row }) : undefined,
