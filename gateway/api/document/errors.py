@@ -64,7 +64,11 @@ _HOST = frozenset(
 )
 _KEYS = frozenset(("already_exists", "precondition_failed"))
 _FILES = frozenset(("file_storage_full", "batches_unavailable"))
-_ONLY_AT: Final = ((_HOST, ("Instances",)), (_KEYS, ("Operators", "Instances")), (_FILES, ("Batches", "Operators")))
+_ONLY_AT: Final = (
+    (_HOST, ("Instances",)),
+    (_KEYS, ("Operators", "Instances")),
+    (_FILES, ("Batches", "Operators")),
+)
 _KIND = re.compile(r"`(\w+)`")
 
 
