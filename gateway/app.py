@@ -381,17 +381,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         sign_ins=SignIns(sign_on),
         batches=batches,
         audit=stores.audit,
-<<<<<<< HEAD
-        history=HistoryApi(
-            keeper,
-            lambda: gateway.serving.config.currency,
-            lambda name: gateway.routes.known_name(name),
-            lambda name: name in gateway.keyring.tenant_settings,
-            is_alone=boot.worker is None and config.quotas.store == "memory",
-        ),
-=======
         history=kept_history,
->>>>>>> main
     )
     parts = ServerParts(
         routes=ROUTES,
@@ -486,7 +476,13 @@ def _join_history(boot: AppBoot, gateway: Gateway, observe: Observers) -> tuple[
         return gateway.routes.known_name(name)
 
     is_alone = boot.worker is None and quotas.store == "memory"
-    return keeper, HistoryApi(keeper, lambda: gateway.serving.config.currency, known_name, is_alone=is_alone)
+    return keeper, HistoryApi(
+        keeper,
+        lambda: gateway.serving.config.currency,
+        known_name,
+        lambda name: name in gateway.keyring.tenant_settings,
+        is_alone=is_alone,
+    )
 
 
 def _name_of(boot: AppBoot) -> str:

@@ -258,7 +258,9 @@ def test_an_operator_who_only_reads_is_offered_no_change(browser: Any, stand: St
     assert not {"Drain", "Put back", "Verify", "Add an upstream", "Read router.yaml again"} & set(names)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (400, "light"), (360, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (400, "light"), (360, "dark")]
+)
 def test_fits_the_screen_and_has_no_accessibility_violation(
     browser: Any, stand: Stand, width: int, scheme: str
 ) -> None:
