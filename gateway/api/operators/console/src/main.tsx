@@ -7,6 +7,8 @@ import "./styles/parts.css";
 import "./styles/forms.css";
 import "./styles/tables.css";
 import "./styles/charts.css";
+import "./styles/overview.css";
+import "./styles/fleet.css";
 import "./styles/playground.css";
 import { render } from "preact";
 import { App } from "./shell/app.tsx";
