@@ -75,7 +75,7 @@ export function Fleet() {
             id="fleet"
             note={report.members.length > 1 ? "Another gateway is taken out on its own console, or by gateway drain on its machine." : undefined}
           >
-            <Table label="Gateways" rows={report.members} rowKey={({ id }) => id} columns={COLUMNS} file="gateways" />
+            <Table label="Gateways" rows={report.members} rowKey={({ id }) => id} columns={COLUMNS} file={report.members.length > 1 ? "gateways" : undefined} />
           </Card>
           {!report.shared && <ShareHint />}
         </>

@@ -26,7 +26,7 @@ const amount = (metric: Metric, value: number, currency: string | null) =>
 function More({ row, metric, currency }: { row: TopRow; metric: Metric; currency: string | null }) {
   const parts = [
     metric === "calls" ? `${short(row.tokens)} tokens` : `${short(row.calls)} calls`,
-    metric !== "cost" && currency ? money(row.cost, currency) : "",
+    metric !== "cost" && currency && row.cost > 0 ? money(row.cost, currency) : "",
   ];
   const failed = row.failed - row.refused;
   return (

@@ -23,7 +23,6 @@ export function Changes({ snapshot }: { snapshot: Snapshot }) {
   return (
     <Card
       title="Recent changes"
-      note="Replicas, vector spaces, the store and processes"
       span={6}
       id="changes"
       actions={<a href="#/audit">What operators changed</a>}

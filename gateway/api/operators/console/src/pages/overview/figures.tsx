@@ -1,6 +1,6 @@
 // The numbers of the moment, each with its course and a link to what explains it.
 import { useMemo } from "preact/hooks";
-import { count, milliseconds, money, percent, plural, short } from "../../lib/format.ts";
+import { count, milliseconds, money, NONE, percent, plural, short } from "../../lib/format.ts";
 import { href } from "../../lib/route.ts";
 import type { TrafficPoint } from "../../lib/traffic.ts";
 import type { Snapshot } from "../../lib/types.ts";
@@ -9,6 +9,8 @@ import { courseOf, type Now } from "./now.ts";
 import { useSpend } from "./spend.ts";
 
 const BAD_SHARE = 0.01;
+// Cents where there are any, else three digits.
+const amount = (value: number) => (value >= 0.1 || value === 0 ? money(value) : short(value));
 
 function failedNote({ refused, mistaken }: Now) {
   const parts = [
@@ -18,15 +20,15 @@ function failedNote({ refused, mistaken }: Now) {
   return parts.join(" · ") || "nothing refused by limits";
 }
 
-function SpendFigure({ currency }: { currency: string | null }) {
+function SpendFigure({ currency }: { currency: string }) {
   const { today, course, month, forecast } = useSpend();
-  const ahead = forecast === null ? "no forecast before a full day" : `forecast ${money(forecast, currency)}`;
+  const ahead = forecast === null ? "no forecast before a full day" : `forecast ${amount(forecast)}`;
   return (
     <Stat
       id="figure-spend"
-      label="Spend today"
-      value={money(today, currency)}
-      note={month === null ? "The month is added up…" : `${money(month, currency)} this month · ${ahead}`}
+      label={`Spend today, ${currency}`}
+      value={today === null ? NONE : amount(today)}
+      note={month === null ? "The month is added up…" : `${amount(month)} this month · ${ahead}`}
       values={course}
       href={href("tenants")}
     />
@@ -40,7 +42,7 @@ export function Figures({ snapshot, now, points }: { snapshot: Snapshot; now: No
   return (
     <div class="stats figures" id="figures">
       <Stat
-        label="Calls per second"
+        label="Calls/s"
         value={short(now?.calls)}
         note={`from ${plural(snapshot.tenant_totals.tenants, "tenant")} since the start`}
         values={course.calls}
@@ -62,7 +64,7 @@ export function Figures({ snapshot, now, points }: { snapshot: Snapshot; now: No
         href={href("calls", [], { failed: "true" })}
       />
       <Stat
-        label="Tokens per second"
+        label="Tokens/s"
         value={short(now?.tokens)}
         note={`${short(snapshot.tenant_totals.tokens)} since the start`}
         values={course.tokens}

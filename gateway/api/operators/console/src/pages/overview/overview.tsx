@@ -20,9 +20,9 @@ import { troublesOf } from "./troubles.ts";
 import { WaitingChart } from "./waiting-chart.tsx";
 
 const KEPT = {
-  redis: "all gateways of this Redis",
-  state_dir: "this gateway, kept over restarts",
-  memory: "this gateway since its start: set state_dir or a Redis to keep it over restarts",
+  redis: "The charts count all gateways of this Redis.",
+  state_dir: "The charts count this gateway, over its restarts.",
+  memory: "The charts begin with the start of this gateway: set state_dir or a Redis to keep them over restarts.",
 };
 
 export function Overview() {
@@ -39,7 +39,7 @@ export function Overview() {
   }
   const now = points && nowOf(points);
   const shown = { history, problem, range };
-  const note = history ? `Charts: ${KEPT[history.kept]}. Times: ${zone(snapshot.at_s)}.` : undefined;
+  const note = history ? `${KEPT[history.kept]} Times: ${zone(snapshot.at_s)}.` : undefined;
   return (
     <Page title="Overview" actions={<RangePicker range={range} />}>
       <Health snapshot={snapshot} troubles={troublesOf(snapshot, now)} />
