@@ -1,4 +1,4 @@
-"""The console's fleet: gateways on one Redis that differ, one that is taken out, and a gateway that is alone."""
+"""The console's fleet: gateways on one Redis that differ, one that is taken out, and one that is alone."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -65,7 +65,9 @@ def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
 
 def opened(browser: Any, gateway: Served, key: str = OPERATOR, **options: Any) -> ObservedPage:
     observed = ObservedPage(browser, gateway.url, "fleet", **options)
-    observed.use_key(key)
+    # As after a reload: on a phone the buttons of the sidebar are hidden.
+    observed.page.evaluate("key => sessionStorage.setItem('gateway.key', key)", key)
+    observed.page.reload()
     observed.page.wait_for_selector("#fleet tbody tr")
     # The browser reports that a key was asked for at first.
     observed.complaints.clear()

@@ -86,7 +86,7 @@ export function Busiest({ by, range, currency }: { by: TopBy; range: Range; curr
             </Button>
           }
         >
-          {`The ${by}s with the most calls, tokens and cost are listed here.`}
+          {`The ${by}s with the most calls${currency ? ", tokens and cost" : " and tokens"} are listed here.`}
         </Empty>
       )}
       {listed.length > 0 && (

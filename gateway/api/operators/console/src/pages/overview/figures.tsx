@@ -20,15 +20,16 @@ function failedNote({ refused, mistaken }: Now) {
   return parts.join(" · ") || "nothing refused by limits";
 }
 
-function SpendFigure({ currency }: { currency: string }) {
-  const { today, course, month, forecast } = useSpend();
+function SpendFigure({ currency, tenants }: { currency: string; tenants: number }) {
+  const { today, course, month } = useSpend(tenants);
+  const forecast = month?.forecast ?? null;
   const ahead = forecast === null ? "no forecast before a full day" : `forecast ${amount(forecast)}`;
   return (
     <Stat
       id="figure-spend"
       label={`Spend today, ${currency}`}
       value={today === null ? NONE : amount(today)}
-      note={month === null ? "The month is added up…" : `${amount(month)} this month · ${ahead}`}
+      note={month === null ? "The month is added up…" : `${amount(month.cost)} this month · ${ahead}`}
       values={course}
       href={href("tenants")}
     />
@@ -70,7 +71,7 @@ export function Figures({ snapshot, now, points }: { snapshot: Snapshot; now: No
         values={course.tokens}
         href={href("models")}
       />
-      {snapshot.currency && <SpendFigure currency={snapshot.currency} />}
+      {snapshot.currency && <SpendFigure currency={snapshot.currency} tenants={snapshot.store.tenants} />}
       <Stat
         label="Calls in flight"
         value={count(snapshot.calls_in_flight)}
