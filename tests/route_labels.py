@@ -101,7 +101,6 @@ ROUTE_LABELS = PLAIN_PATHS | {
     "/admin/registry/{model}/load",
     "/admin/registry/{name}",
     "/admin/tenants/{name}",
-    "/admin/tenants/{name}/summary",
     "/admin/upstreams/{name}",
     "/models/{model}/",
     "/models/{model}/classify",

@@ -1,8 +1,9 @@
 """Headless Chromium, and a gateway whose model and tenant names contain markup."""
 
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,6 +18,10 @@ from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.fakes.vllm import FakeVllm
 from tests.processes.conftest import KEY, Served
+from tests.waiting import PATIENCE_S
+
+# Set where a browser must be there: a test that is skipped fails then.
+IS_REQUIRED = os.environ.get("BROWSER_REQUIRED") == "1"
 
 MARKUP = "<img src=x onerror=document.title=1>"
 CONFIG = """
@@ -71,6 +76,16 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         process.stop()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skipped test of this folder into a failed one where a browser is required."""
+    report = yield
+    if IS_REQUIRED and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome, report.longrepr = "failed", f"BROWSER_REQUIRED=1 allows no skipped test. {reason}"
+    return report
+
+
 def chromium() -> str:
     """Return the path of Chromium, or skip the test if there is none."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -92,6 +107,20 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
+def contrast(first: str, second: str) -> float:
+    """Return WCAG's contrast ratio of two colors."""
+    lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(color: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
 class ObservedPage:
     """The console at /ui. complaints: errors and warnings of the browser, with policy violations.
 
@@ -100,7 +129,7 @@ class ObservedPage:
 
     def __init__(self, browser: Any, base: str, view: str = "overview", **options: Any) -> None:
         self.context = browser.new_context(**options)
-        self.context.set_default_timeout(15_000)
+        self.context.set_default_timeout(1000 * PATIENCE_S if IS_REQUIRED else 15_000)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.addresses: list[str] = []
@@ -128,6 +157,11 @@ class ObservedPage:
         if message.type in ("error", "warning"):
             self.complaints.append(message.text)
 
+    @staticmethod
+    def hash_of(title: str) -> str:
+        """Return the part of the address that names a page."""
+        return "#/" + {"Recent calls": "calls", "My key": "usage"}.get(title, title.lower())
+
 
 @pytest.fixture
 def watched(browser: Any, gateway: Served) -> Iterator[ObservedPage]:
@@ -142,5 +176,5 @@ def ready(watched: ObservedPage) -> ObservedPage:
     """Open the playground with a key, and wait for its lists of models."""
     watched.use_key(KEY)
     watched.show("Playground")
-    watched.page.wait_for_selector("#embed-model option", state="attached")
+    watched.page.wait_for_selector("#embed-form")
     return watched

@@ -1,5 +1,6 @@
 """router.yaml is read, filled and typed, or refused with every problem at once and without secrets."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ FAULTS: dict[str, set[str]] = {
     "replica_listed_twice": {"upstreams.tei.replicas[2]"},
     "template_without_a_text": {"upstreams.embedder.instruction_template"},
     "replicas_of_the_engine": {"upstreams.engine.replicas"},
-    "traces_to_nowhere": {"tracing.endpoint", "tracing.sample", "logs.format"},
+    "traces_to_nowhere": {"tracing.endpoint", "tracing.sample", "tracing.link", "logs.format"},
     "unknown_backend": {"upstreams.tei.backend"},
     "unknown_default": {"defaults.embed", "defaults.rerank"},
     "unknown_key": {"upstream"},
@@ -728,3 +729,34 @@ def test_an_unknown_limit_is_answered_with_the_one_that_was_meant(limit: str, me
 def test_a_key_in_the_clear_is_answered_with_the_way_to_its_digest() -> None:
     message = faults_of("key_in_the_clear")[0].message
     assert 'printf %s "$KEY" | sha256sum' in message
+
+
+@pytest.mark.parametrize(
+    ("link", "is_valid"),
+    [
+        ("https://jaeger.example/trace/{trace_id}", True),
+        ("http://10.0.0.7:3000/explore?left=%7B%22query%22:%22{trace_id}%22%7D", True),
+        ("https://jaeger.example?trace={trace_id}#spans", True),
+        ("https://jaeger.example/trace", False),
+        ("https://{trace_id}.example/", False),
+        ("https://user:secret@jaeger.example/{trace_id}", False),
+        ("javascript:alert('{trace_id}')", False),
+        ("//jaeger.example/{trace_id}", False),
+        ("https://jaeger.example/a b/{trace_id}", False),
+        ("", False),
+    ],
+)
+def test_a_link_to_traces_is_an_address_with_their_id(link: str, is_valid: bool) -> None:
+    text = f"""
+tracing: {{link: {json.dumps(link)}}}
+upstreams: {{tei: {{backend: tei, replicas: ["http://tei:8080"]}}}}
+models: {{bge: {{upstream: tei}}}}
+"""
+    if is_valid:
+        tracing = parse_config(text, {}, Path.cwd()).tracing
+        assert tracing is not None
+        assert link == tracing.link
+        return
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, {}, Path.cwd())
+    assert ["tracing.link"] == [problem.path for problem in caught.value.problems]

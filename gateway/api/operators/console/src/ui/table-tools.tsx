@@ -50,7 +50,7 @@ export function TableTools({ label, state, total, last, isSearched, onExport, ch
       {children}
       <div class="table-place">
         <span class="note" role="status">
-          {total > PAGE_ROWS ? place : total === 1 ? "1 row" : `${count(total)} rows`}
+          {last > 0 ? place : total === 1 ? "1 row" : `${count(total)} rows`}
         </span>
         {last > 0 && (
           <>

@@ -19,7 +19,8 @@ export interface Column<Row> {
   value?: (row: Row) => Value;
   show?: (row: Row) => ComponentChildren;
   // long: it takes the space that is left, and its end is cut.
-  kind?: "text" | "number" | "long" | "actions";
+  // hidden: it is only exported.
+  kind?: "text" | "number" | "long" | "actions" | "hidden";
   isSorted?: boolean;
 }
 
@@ -43,6 +44,12 @@ export interface TableProps<Row> {
   remote?: Remote;
   // Name of the CSV file; without one there is no export.
   file?: string;
+  // Rows that are exported, where there are more than those here.
+  exported?: () => Promise<Row[]>;
+  // Whether it has a filter for text; by itself from nine rows on.
+  isSearched?: boolean;
+  // All rows on one page.
+  isWhole?: boolean;
   // Opens a row; the first column should have a link or button for the same.
   onOpen?: (row: Row) => void;
   tools?: ComponentChildren;
@@ -84,19 +91,21 @@ function Cell<Row>({ column, row }: { column: Column<Row>; row: Row }) {
 
 export function Table<Row>(props: TableProps<Row>) {
   const { label, columns, rows, rowKey, id = "", sort = "", empty, remote, file, onOpen, tools, isSelected } = props;
+  const { exported, isSearched, isWhole } = props;
   const own = useTableState(id, sort);
   const state = remote?.state ?? own;
   if (!rows) return <Skeleton rows={6} height={28} />;
   const found = remote ? rows : sortedRows(rows, columns, state);
   const total = remote?.total ?? found.length;
-  const last = Math.max(0, Math.ceil(total / PAGE_ROWS) - 1);
+  const last = isWhole ? 0 : Math.max(0, Math.ceil(total / PAGE_ROWS) - 1);
   const page = Math.min(state.page, last);
-  const shown = remote ? rows : found.slice(page * PAGE_ROWS, (page + 1) * PAGE_ROWS);
+  const shown = remote ? rows : isWhole ? found : found.slice(page * PAGE_ROWS, (page + 1) * PAGE_ROWS);
   const isFiltered = state.search.trim() !== "";
   if (!total && !isFiltered) return <Empty title="Nothing here yet" {...empty} />;
   const values = columns.filter((column) => column.value && column.title);
+  const visible = columns.filter(({ kind }) => kind !== "hidden");
   const exportAll = async () => {
-    const all = remote?.fetchAll ? ((await remote.fetchAll()) as Row[]) : found;
+    const all = exported ? await exported() : remote?.fetchAll ? ((await remote.fetchAll()) as Row[]) : found;
     const text = csvOf([values.map(({ title }) => title), ...all.map((row) => values.map(({ value }) => value!(row)))]);
     saveFile(text, "text/csv", `${file}.csv`);
   };
@@ -107,7 +116,7 @@ export function Table<Row>(props: TableProps<Row>) {
         state={{ ...state, page }}
         total={total}
         last={last}
-        isSearched={Boolean(remote) || rows.length > 8 || isFiltered}
+        isSearched={isSearched ?? (Boolean(remote) || rows.length > 8 || isFiltered)}
         onExport={file ? exportAll : undefined}
       >
         {tools}
@@ -115,7 +124,7 @@ export function Table<Row>(props: TableProps<Row>) {
       {shown.length ? (
         <div class="scroll" role="region" aria-label={label} tabIndex={0}>
           <table>
-            <TableHead columns={columns} state={state} />
+            <TableHead columns={visible} state={state} />
             <tbody>
               {shown.map((row) => (
                 <tr
@@ -126,7 +135,7 @@ export function Table<Row>(props: TableProps<Row>) {
                     if (onOpen && !target.closest("a, button, input, select, label")) onOpen(row);
                   }}
                 >
-                  {columns.map((column) => (
+                  {visible.map((column) => (
                     <Cell key={column.id} column={column} row={row} />
                   ))}
                 </tr>
