@@ -491,17 +491,6 @@ def test_reports_an_unreachable_gateway_and_recovers(ready: ObservedPage) -> Non
     ready.page.wait_for_selector("#status-problem", state="detached")
 
 
-def test_keeps_the_selection_while_the_status_changes(watched: ObservedPage) -> None:
-    watched.page.wait_for_selector("#lanes tbody tr")
-    watched.page.evaluate("getSelection().selectAllChildren(document.getElementById('lanes'))")
-    selected = watched.page.evaluate("String(getSelection())")
-    for _ in range(2):
-        with watched.page.expect_response(lambda reply: reply.url.endswith("/admin/status")):
-            pass
-    assert "attempt p50" in selected
-    assert selected == watched.page.evaluate("String(getSelection())")
-
-
 @pytest.mark.parametrize("width", [360, 400, 1280])
 def test_docs_break_no_path(browser: Any, gateway: Served, width: int) -> None:
     watched = ObservedPage(browser, gateway.url, "playground", viewport={"width": width, "height": 740})
