@@ -139,6 +139,16 @@ class TenantStatus(msgspec.Struct, frozen=True):
     refused: int
 
 
+class TenantTotals(msgspec.Struct, frozen=True):
+    """Usage of all tenants since the start. tenants: those that have sent calls."""
+
+    tenants: int = 0
+    calls: int = 0
+    inputs: int = 0
+    tokens: int = 0
+    refused: int = 0
+
+
 class CallsStatus(msgspec.Struct, frozen=True):
     """Calls since the start, without probes and operator requests.
 
@@ -231,6 +241,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     `REGISTRY_REFRESH_S` old; empty without `manager`. currency: of the prices, None without one.
     drained_since_s: when an operator took this gateway out, in seconds since 1970; None if it is in.
     trace_link: address of a trace, with `{trace_id}` in it; None without `tracing.link`.
+    tenants: empty if the request left them out. tenant_totals: their sums in any case.
     """
 
     version: str
@@ -252,6 +263,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     currency: str | None = None
     drained_since_s: float | None = None
     trace_link: str | None = None
+    tenant_totals: TenantTotals = TenantTotals()
 
 
 class TenantRates(msgspec.Struct, frozen=True):

@@ -61,21 +61,22 @@ class Totals:
 
     def tenants(self) -> tuple[TenantStatus, ...]:
         """Return every tenant that has called, sorted by name."""
-        names = {
-            labels["tenant"]
-            for name in ("gateway_tenant_calls_total", "gateway_quota_decisions_total")
-            for labels, _ in self._samples[name]
-        }
-        return tuple(self._tenant(name) for name in sorted(names))
-
-    def _tenant(self, name: str) -> TenantStatus:
-        return TenantStatus(
-            name,
-            int(self.number("gateway_tenant_calls_total", tenant=name)),
-            int(self.number("gateway_inputs_total", tenant=name)),
-            int(self.number("gateway_tokens_total", tenant=name)),
-            int(self.number("gateway_quota_decisions_total", tenant=name, decision="refused")),
+        calls = self._by_tenant("gateway_tenant_calls_total")
+        inputs = self._by_tenant("gateway_inputs_total")
+        tokens = self._by_tenant("gateway_tokens_total")
+        refused = self._by_tenant("gateway_quota_decisions_total", decision="refused")
+        names = calls.keys() | self._by_tenant("gateway_quota_decisions_total").keys()
+        return tuple(
+            TenantStatus(name, int(calls[name]), int(inputs[name]), int(tokens[name]), int(refused[name]))
+            for name in sorted(names)
         )
+
+    def _by_tenant(self, name: str, **labels: str) -> defaultdict[str, float]:
+        """Return the sum of the samples of each tenant: one look at each sample, as there may be many."""
+        sums: defaultdict[str, float] = defaultdict(float)
+        for sample_labels, value in self._of(name, labels):
+            sums[sample_labels["tenant"]] += value
+        return sums
 
     def _of(self, name: str, labels: Labels) -> list[tuple[Labels, float]]:
         return [

@@ -18,7 +18,7 @@ import pytest
 
 from gateway.api.operators import ui
 from gateway.config.host_users import people
-from gateway.telemetry.snapshot import Snapshot
+from gateway.telemetry.snapshot import Snapshot, TenantTotals
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import Gate, tei_with_hook, until
@@ -91,6 +91,32 @@ async def test_snapshot_has_calls_tenants_models_and_replicas(boot: Boots) -> No
         change.subject for change in snapshot.changes
     }
     assert ("memory", False) == (snapshot.store.kind, snapshot.store.away)
+
+
+async def test_tenants_can_be_left_out_of_the_snapshot(boot: Boots) -> None:
+    other = "sk-other"
+    tenants = (
+        f'{{acme: {{keys: ["{key_digest(KEY)}"]}}, '
+        f'globex: {{keys: ["{key_digest(other)}"], limits: {{requests_per_day: 1}}}}}}'
+    )
+    async with boot(fakes(), f"{CONFIG}\ntenants: {tenants}\n") as gateway:
+        await gateway.post(OPENAI, {"input": ["one two", "three"]})
+        for _ in range(2):
+            await gateway.post(OPENAI, {"input": "four"}, authorization=f"Bearer {other}")
+        whole = await get_status(gateway)
+        reply = await gateway.client.get("/admin/status?tenants=false", headers=HERE)
+        wrong = await gateway.client.get("/admin/status?tenants=few", headers=HERE)
+    short = msgspec.json.decode(reply.content, type=Snapshot)
+
+    assert ["acme", "globex"] == [tenant.name for tenant in whole.tenants]
+    assert () == short.tenants
+    tokens = sum(tenant.tokens for tenant in whole.tenants)
+    assert tokens > 0
+    # globex has one call that was served, and one that its limit refused, whose input counts too.
+    assert TenantTotals(tenants=2, calls=3, inputs=4, tokens=tokens, refused=1) == short.tenant_totals
+    assert short.tenant_totals == whole.tenant_totals
+    assert 422 == wrong.status_code
+    assert "tenants" in wrong.text
 
 
 async def test_snapshot_has_queued_and_in_flight_inputs(boot: Boots) -> None:

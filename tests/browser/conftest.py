@@ -1,6 +1,7 @@
 """Headless Chromium, and a gateway whose model and tenant names contain markup."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -92,6 +93,20 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
+def contrast(first: str, second: str) -> float:
+    """Return WCAG's contrast ratio of two colors."""
+    lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(color: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
 class ObservedPage:
     """The console at /ui. complaints: errors and warnings of the browser, with policy violations.
 
@@ -128,6 +143,11 @@ class ObservedPage:
         if message.type in ("error", "warning"):
             self.complaints.append(message.text)
 
+    @staticmethod
+    def hash_of(title: str) -> str:
+        """Return the part of the address that names a page."""
+        return "#/" + {"Recent calls": "calls", "My key": "usage"}.get(title, title.lower())
+
 
 @pytest.fixture
 def watched(browser: Any, gateway: Served) -> Iterator[ObservedPage]:
@@ -142,5 +162,5 @@ def ready(watched: ObservedPage) -> ObservedPage:
     """Open the playground with a key, and wait for its lists of models."""
     watched.use_key(KEY)
     watched.show("Playground")
-    watched.page.wait_for_selector("#embed-model option", state="attached")
+    watched.page.wait_for_selector("#embed-form")
     return watched

@@ -1,22 +1,29 @@
 """Completion of the OpenAPI document that Litestar generates: summaries, tags, fields, and examples."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import msgspec
 from litestar import Litestar
+from litestar.handlers import HTTPRouteHandler
 
+from gateway.api.document.errors import error_bodies, error_kinds, narrow_errors
 from gateway.api.document.fields import MEANINGS
+from gateway.api.document.replies import describe_replies
 from gateway.api.server.dialect import Dialect
 from gateway.api.server.endpoints import JSON_ONLY, BodyForms, endpoint_of
+from gateway.api.server.error_bodies import TEI, ErrorFormat
 from gateway.api.server.paths import METHOD, options_of
 from gateway.api.server.responses import ARROW, OCTETS
 
 # Key of the texts in an application's `opt`.
 OPTION: Final = "document"
 Operation: TypeAlias = dict[str, Any]
+# Begins a path whose wire format has versions.
+VERSION: Final = re.compile(r"/v\d")
 FIRST_FIELDS: Final = ("query", "input", "inputs", "texts", "documents", "model")
 BYTES_MEANING = "The numbers, one vector after the other, for `encoding_format: bytes`."
 ARROW_MEANING = (
@@ -29,13 +36,14 @@ class Texts(msgspec.Struct, frozen=True):
     """Texts that all dialects add to the document.
 
     tags: in the order of the document. examples: by the name of the body. meanings: of `Struct.field`, or of
-    a field in any body. forms: of bodies and replies besides JSON, by path.
+    a field in any body. forms: of bodies and replies besides JSON, by path. formats: of error bodies.
     """
 
     tags: Mapping[str, str]
     examples: Mapping[str, Any]
     meanings: Mapping[str, str]
     forms: Mapping[str, BodyForms]
+    formats: Sequence[ErrorFormat]
 
 
 def texts_of(dialects: Sequence[Dialect]) -> Texts:
@@ -52,7 +60,19 @@ def texts_of(dialects: Sequence[Dialect]) -> Texts:
             if endpoint is not None
             for path in handler.paths
         },
+        _formats(handlers),
     )
+
+
+def _formats(handlers: Sequence[HTTPRouteHandler]) -> list[ErrorFormat]:
+    """Return the formats of errors that handlers declare, and TEI's, which is that of all others."""
+    formats = {TEI.name: TEI}
+    for handler in handlers:
+        options = options_of(handler)
+        endpoint = endpoint_of(options.answer)
+        declared = [options.errors, *(endpoint.dialects.values() if endpoint is not None else ())]
+        formats |= {errors.name: errors for errors in declared if errors is not None}
+    return list(formats.values())
 
 
 @lru_cache(maxsize=1)
@@ -76,9 +96,13 @@ def complete(document: dict[str, Any], texts: Texts) -> dict[str, Any]:
             _split_description(operation)
             _require_path_names(operation)
             _complete_body(operation, schemas, texts)
+            narrow_errors(operation)
     _sort_fields(schemas)
     _describe_parts(schemas, texts.meanings)
     _describe_defaults(document)
+    describe_replies(document)
+    document["x-error-kinds"] = error_kinds()
+    document["x-error-bodies"] = error_bodies(texts.formats)
     return document
 
 
@@ -152,7 +176,7 @@ def _sort_paths(document: dict[str, Any], tags: Mapping[str, str]) -> None:
     names = list(dict.fromkeys([*tags, *tag_of.values()]))
 
     def place(path: str) -> tuple[int, bool, bool, str]:
-        return names.index(tag_of[path]), path.startswith("/models/{"), not path.startswith("/v"), path
+        return names.index(tag_of[path]), path.startswith("/models/{"), VERSION.match(path) is None, path
 
     # A method after a name is a segment of its own in the declared path only.
     document["paths"] = {path.replace(METHOD, ":"): items[path] for path in sorted(items, key=place)}

@@ -22,15 +22,10 @@ from litestar.types.internal_types import PathParameterDefinition
 
 from gateway import __version__
 from gateway.api.document.complete import OPTION, operation_id, texts_of
+from gateway.api.operators import docs_page
 from gateway.api.operators.additions import AdditionsApi
 from gateway.api.operators.admin import Admin
 from gateway.api.operators.directory import TenantDirectory
-from gateway.api.operators.docs_page import (
-    DOCS_HEADERS,
-    CompleteJsonRenderPlugin,
-    ReferenceRenderPlugin,
-    prepare_document,
-)
 from gateway.api.operators.fleet import FleetApi
 from gateway.api.operators.history import HistoryApi
 from gateway.api.operators.manager import HostApi
@@ -129,16 +124,22 @@ def litestar_application(dialects: Sequence[Dialect]) -> Litestar:
                 "/docs",
                 route_handlers=[],
                 include_in_schema=False,
-                response_headers=DOCS_HEADERS,
-                before_request=prepare_document,
+                before_request=_answer_docs,
             ),
             components=Components(security_schemes=dict(keys)),
             security=[{name: []} for name in keys],
             operation_id_creator=_operation_id,
             use_handler_docstrings=True,
-            render_plugins=[ReferenceRenderPlugin(), CompleteJsonRenderPlugin()],
+            render_plugins=[docs_page.ROUTES],
         ),
     )
+
+
+async def _answer_docs(request: Request[Any, Any, Any]) -> Response[bytes] | None:
+    """Answer /docs, as Litestar's hook before a handler."""
+    config = services_of(request.scope).watched.config
+    has_console = config.admin.listen is None or context_of(request.scope).came_to_operators
+    return await docs_page.answer(request, has_console=has_console)
 
 
 def _operation_id(

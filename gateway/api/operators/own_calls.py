@@ -56,14 +56,14 @@ ADVICE: Mapping[str, str] = {
     "quota_exceeded": "Wait as long as retry-after says, send less, or ask the operator for a higher limit.",
     "overloaded": "Try again as retry-after says, with fewer requests at a time.",
     "gateway_full": "Try again as retry-after says, with smaller or fewer requests at a time.",
-    "no_replica": "Try again as retry-after says; if it goes on, tell the operator the request id.",
+    "no_replica": "Try again as retry-after says; if it goes on, report the request id to the operator.",
     "quota_unavailable": "Try again as retry-after says: limits cannot be checked now.",
     "sign_on_unavailable": "Try again as retry-after says: the issuer of your token cannot be reached now.",
     "shutting_down": "Try again at once: this gateway was stopping.",
     "model_loading": "Try again as retry-after says: the model is being loaded.",
-    "upstream_failed": "Try again; if it goes on, tell the operator the request id.",
+    "upstream_failed": "Try again; if it goes on, report the request id to the operator.",
     "deadline_exceeded": "Send fewer or shorter inputs, or allow more time with the header x-timeout-s.",
-    "internal": "Tell the operator the request id: this is a fault of the gateway.",
+    "internal": "Report the request id to the operator: this is a fault of the gateway.",
 }
 
 

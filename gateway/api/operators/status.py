@@ -32,6 +32,8 @@ from gateway.telemetry.snapshot import (
     ReplicaStatus,
     Snapshot,
     StoreStatus,
+    TenantStatus,
+    TenantTotals,
     UpstreamLimitStatus,
 )
 from gateway.telemetry.totals import Totals
@@ -61,9 +63,13 @@ class StatusSource(msgspec.Struct, frozen=True):
     instances: InstanceTable
     stored: Callable[[], StoredState] = StoredState
 
-    def snapshot(self, registry: Sequence[ModelInfo] = ()) -> Snapshot:
-        """Return the state of the gateway now. registry: the models of this host."""
+    def snapshot(self, registry: Sequence[ModelInfo] = (), *, with_tenants: bool = True) -> Snapshot:
+        """Return the state of the gateway now. registry: the models of this host.
+
+        with_tenants: False leaves the list of tenants empty, which may be long.
+        """
         totals = Totals(self.exporter.collected())
+        tenants = totals.tenants()
         now_s = time.time()
         return Snapshot(
             version=__version__,
@@ -81,7 +87,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             ),
             replicas=tuple(self._replicas(totals)),
             models=tuple(self._models(totals)),
-            tenants=totals.tenants(),
+            tenants=tenants if with_tenants else (),
             changes=self.history.changes.changes(),
             instances=msgspec.convert(
                 tuple(self.instances), tuple[InstanceStatus, ...], from_attributes=True
@@ -89,6 +95,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             registry=tuple(map(_checkpoint, registry)),
             currency=self.gateway.serving.config.currency,
             drained_since_s=self.in_flight.drained_since_s,
+            tenant_totals=_tenant_totals(tenants),
             trace_link=tracing.link if (tracing := self.gateway.serving.config.tracing) else None,
         )
 
@@ -190,6 +197,16 @@ class StatusSource(msgspec.Struct, frozen=True):
             )
 
 
+def _tenant_totals(tenants: Sequence[TenantStatus]) -> TenantTotals:
+    return TenantTotals(
+        len(tenants),
+        sum(tenant.calls for tenant in tenants),
+        sum(tenant.inputs for tenant in tenants),
+        sum(tenant.tokens for tenant in tenants),
+        sum(tenant.refused for tenant in tenants),
+    )
+
+
 def _checkpoint(info: ModelInfo) -> CheckpointStatus:
     return CheckpointStatus(
         info.model_id,
@@ -220,12 +237,18 @@ def _lane(upstream: str, limits: Mapping[str, LimitAmount], totals: Totals) -> L
 
 
 @get("/admin/status", responses=FAILURES, tags=["Operators"], opt=STATUS)
-async def status(watched: NamedDependency[StatusSource], host: NamedDependency[HostApi]) -> Snapshot:
+async def status(
+    watched: NamedDependency[StatusSource],
+    host: NamedDependency[HostApi],
+    *,
+    tenants: FromQuery[bool] = True,
+) -> Snapshot:
     """Return the gateway's current status.
 
-    Counters count since the start. The difference of two replies gives a rate.
+    Counters count since the start. The difference of two replies gives a rate. `tenants=false` leaves out the
+    list of tenants, which has one entry for each that has sent calls; their sums are in `tenant_totals`.
     """
-    return watched.snapshot(await host.recent_models())
+    return watched.snapshot(await host.recent_models(), with_tenants=tenants)
 
 
 class Traffic(msgspec.Struct, frozen=True):

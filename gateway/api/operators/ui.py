@@ -4,18 +4,14 @@ The files contain no secrets and need no key, because a browser sends no key wit
 requests everything it shows from paths that check the key that the user has typed.
 """
 
-import asyncio
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from litestar import Litestar, Request, Response, get
+from litestar import Request, Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
-from gateway.api.document.complete import completed
-from gateway.api.operators.docs_page import prepare_document
+from gateway.api.operators import docs_page
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
@@ -130,14 +126,7 @@ async def start(
 @get(["/api-doc/openapi.json", "/openapi.json"], responses={200: DOCUMENT}, tags=["TEI"], security=NO_KEY)
 async def openapi_document(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return the OpenAPI document of all dialects, where TEI, vLLM and Infinity have theirs."""
-    await prepare_document(request)
-    return Response(await asyncio.to_thread(_document, request.app), media_type="application/json")
+    return await docs_page.document_response(request)
 
 
-@lru_cache(maxsize=1)
-def _document(application: Litestar) -> bytes:
-    """Return the document as JSON, which is encoded once because no key is needed to read it."""
-    return msgspec.json.encode(completed(application))
-
-
-HANDLERS = [page, script, style, icon, start, openapi_document]
+HANDLERS = [page, script, style, icon, start, openapi_document, *docs_page.HANDLERS]

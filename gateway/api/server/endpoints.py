@@ -84,7 +84,7 @@ class Endpoint:
         self._least = least
         (self.body,) = get_args(handler.__annotations__["request"])
         self._input_fields = INPUT_FIELDS.intersection(getattr(self.body, "__struct_encode_fields__", ()))
-        self._dialects = dialects
+        self.dialects = dialects
         twin = strict_twin(self.body)
         self._json = msgspec.json.Decoder(twin)
         self._msgpack = msgspec.msgpack.Decoder(twin) if forms.msgpack else None
@@ -166,7 +166,7 @@ class Endpoint:
         except msgspec.ValidationError as error:
             if decoder.type is not self.body and is_about_unknown_field(error):
                 raise UnknownFields from None
-            if self._dialects:
+            if self.dialects:
                 self._set_dialect(_fields_of(body), context)
             note_choices(error, self.body)
             raise
@@ -174,16 +174,16 @@ class Endpoint:
             if is_msgpack:
                 raise MalformedBody(f"the body is not valid msgpack: {error}") from error
             raise (_broken_text_of(body) or error) from None
-        if self._dialects:
-            present = {field for field in self._dialects if getattr(data, field) is not msgspec.UNSET}
+        if self.dialects:
+            present = {field for field in self.dialects if getattr(data, field) is not msgspec.UNSET}
             if not self._set_dialect(present, context):
-                names = " or ".join(f"`{field}`" for field in self._dialects)
+                names = " or ".join(f"`{field}`" for field in self.dialects)
                 raise InvalidInput(f"the body has {names}, and not those of several dialects")
         return data
 
     def _set_dialect(self, present: Container[str], context: RequestContext) -> bool:
         """Return whether the fields of a body belong to one dialect, which the context then has."""
-        dialects = {dialect.name: dialect for field, dialect in self._dialects.items() if field in present}
+        dialects = {dialect.name: dialect for field, dialect in self.dialects.items() if field in present}
         if len(dialects) != 1:
             return False
         context.use_dialect(*dialects.values())

@@ -1,7 +1,7 @@
 """Error bodies: from any exception to a gateway error, and from that to a dialect's envelope."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -122,17 +122,29 @@ def render_error(error: GatewayError, dialect: ErrorFormat) -> HttpReply:
 
 
 def document_errors(*dialects: ErrorFormat) -> dict[int, ResponseSpec]:
-    """Return the error responses of an endpoint of these dialects, for the OpenAPI document."""
-    facts = [row for kind, row in FACTS.items() if kind not in ("not_found", "method_not_allowed")]
+    """Return the error responses of an endpoint of these dialects, for the OpenAPI document.
+
+    A description names the kinds of a status, as in "Conflict: `already_exists`".
+    """
     envelopes: dict[int, Any] = {}
+    kinds: dict[int, dict[str, None]] = {}
     for dialect in dialects:
-        for status in {dialect.status_of(row) for row in facts}:
+        for kind, row in FACTS.items():
+            if kind not in ("not_found", "method_not_allowed"):
+                kinds.setdefault(dialect.status_of(row), {})[kind] = None
+        for status in {dialect.status_of(row) for row in FACTS.values()} & kinds.keys():
             envelope = envelopes.get(status)
             envelopes[status] = dialect.envelope if envelope is None else envelope | dialect.envelope
     return {
-        status: ResponseSpec(envelope, generate_examples=False, description=HTTPStatus(status).phrase)
+        status: ResponseSpec(
+            envelope, generate_examples=False, description=_with_kinds(HTTPStatus(status).phrase, kinds[status])
+        )
         for status, envelope in sorted(envelopes.items())
     }
+
+
+def _with_kinds(phrase: str, kinds: Iterable[str]) -> str:
+    return f"{phrase}: {', '.join(f'`{kind}`' for kind in kinds)}"
 
 
 # Some messages repeat the input, which may be megabytes.

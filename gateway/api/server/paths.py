@@ -41,6 +41,8 @@ CONSOLE_PATHS = frozenset(
         "/usage",
         "/usage/calls",
         "/docs",
+        "/docs/docs.js",
+        "/docs/docs.css",
         "/docs/openapi.json",
     )
 )

@@ -1,5 +1,5 @@
-// Builds the console into ../page: page.js, page.css and the licenses of what they contain. The first line of
-// page.js has the digest of the sources, by which a test sees that the files are current.
+// Builds the console and the page at /docs into ../page: page.js, docs.js, their styles, and the licenses of what they
+// contain. The first line of each script has the digest of the sources, by which a test sees that it is current.
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { join, relative } from "node:path";
@@ -22,7 +22,7 @@ function digestOf(folder) {
 
 const digest = digestOf(join(here, "src"));
 await build({
-  entryPoints: { page: join(here, "src", "main.tsx") },
+  entryPoints: { page: join(here, "src", "main.tsx"), docs: join(here, "src", "docs", "main.tsx") },
   outdir: page,
   bundle: true,
   minify: true,

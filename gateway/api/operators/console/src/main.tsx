@@ -7,6 +7,7 @@ import "./styles/parts.css";
 import "./styles/forms.css";
 import "./styles/tables.css";
 import "./styles/charts.css";
+import "./styles/tenants.css";
 import "./styles/filters.css";
 import "./styles/calls.css";
 import "./styles/audit.css";

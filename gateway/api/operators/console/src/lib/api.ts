@@ -26,11 +26,15 @@ interface ErrorBody {
   error_type?: string;
 }
 
+// The field that a message names, where the body has no place for it: "(at weight)", or "expires: ..." in front.
+const fieldIn = (message: string) =>
+  /\(at ([a-z_]+)[^()]*\)$/.exec(message)?.[1] ?? /^([a-z][a-z_-]*): /.exec(message)?.[1] ?? null;
+
 function failureOf(status: number, content: ErrorBody | null): RequestError {
   const error = content?.error;
   const nested = typeof error === "object" ? error : undefined;
   const message = nested?.message ?? content?.message ?? (typeof error === "string" ? error : `status ${status}`);
-  return new RequestError(status, String(message), nested?.param ?? null, nested?.code ?? content?.error_type ?? null);
+  return new RequestError(status, String(message), nested?.param ?? fieldIn(String(message)), nested?.code ?? content?.error_type ?? null);
 }
 
 export interface Options {

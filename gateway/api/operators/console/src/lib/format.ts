@@ -24,6 +24,11 @@ export const money = (value: Maybe, currency?: string | null) =>
     const text = isTiny ? `< ${smallAmounts.format(SMALLEST)}` : (amount >= 1 ? amounts : smallAmounts).format(amount);
     return currency ? `${text} ${currency}` : text;
   })(value);
+// A sum of many small prices, at two decimals.
+export const spend = (value: Maybe, currency?: string | null) => {
+  const isSmall = value !== null && value !== undefined && value > 0 && value < 0.01;
+  return isSmall ? `< ${money(0.01, currency)}` : orNone((amount) => `${amounts.format(amount)}${currency ? ` ${currency}` : ""}`)(value);
+};
 export const milliseconds = orNone((seconds) => {
   const text = plainNumbers.format(seconds * 1000);
   return seconds * 1000 < 999.5 ? `${text} ms` : `${plainNumbers.format(seconds)} s`;

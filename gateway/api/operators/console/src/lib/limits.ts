@@ -1,7 +1,12 @@
 // Limits as the configuration names them: <unit>_per_<window>, or requests_in_flight.
-export const UNITS = ["requests", "tokens", "inputs", "images", "budget"];
+export const UNITS = ["requests", "tokens", "inputs", "images", "budget", "batch_tokens"];
 export const WINDOWS = ["second", "minute", "hour", "day", "month"];
 export const IN_FLIGHT = "requests_in_flight";
+// What end users cannot have: slots of calls, and lines of batches.
+export const USER_UNITS = ["requests", "tokens", "inputs", "images", "budget"];
+
+// Budgets have a day or a month only.
+export const windowsOf = (unit: string) => (unit === "budget" ? ["day", "month"] : WINDOWS);
 
 export interface LimitRow {
   amount: string;
@@ -24,6 +29,7 @@ export const nameOf = ({ unit, window }: LimitRow) => (unit === IN_FLIGHT ? IN_F
 export function rowProblem(row: LimitRow, rows: LimitRow[]): string | null {
   if (!/^[0-9][0-9_,]*(\.[0-9]+)?$/.test(row.amount.trim())) return "a number greater than zero";
   if (numberOf(row) <= 0) return "a number greater than zero";
+  if (row.unit !== "budget" && !Number.isInteger(numberOf(row))) return "a whole number; only budgets have decimals";
   if (rows.some((other) => other !== row && nameOf(other) === nameOf(row))) return "this limit is there twice";
   return null;
 }
@@ -38,5 +44,16 @@ export function limitWords(name: string, amount: number, currency?: string | nul
   const number = new Intl.NumberFormat("en").format(amount);
   if (name === IN_FLIGHT) return `${number} requests in flight`;
   const [unit = "", window = ""] = name.split("_per_");
-  return unit === "budget" ? `${number} ${currency ?? ""} per ${window}`.replace("  ", " ") : `${number} ${unit} per ${window}`;
+  return unit === "budget"
+    ? `${number} ${currency ?? ""} per ${window}`.replace("  ", " ")
+    : `${number} ${unit.replaceAll("_", " ")} per ${window}`;
 }
+
+// The name of a limit in words: tokens per day. That of a model's or a key's use keeps its scope in front.
+export const limitTitle = (name: string) => name.replace(/[a-z_]+$/, (own) => own.replaceAll("_", " "));
+
+// All limits in words, separated by commas.
+export const limitsWords = (limits: Record<string, number>, currency?: string | null) =>
+  Object.entries(limits)
+    .map(([name, amount]) => limitWords(name, amount, currency))
+    .join(", ");

@@ -46,10 +46,9 @@ export function ratesBetween(previous: Snapshot | null, snapshot: Snapshot): Rat
     kind,
     increase(previous.calls.outcomes[kind] ?? 0, value) / seconds,
   ]);
-  const tokensOf = ({ tenants }: Snapshot) => tenants.reduce((sum, { tokens }) => sum + tokens, 0);
   return {
     calls: outcomes.reduce((sum, [, value]) => sum + value, 0),
-    tokens: increase(tokensOf(previous), tokensOf(snapshot)) / seconds,
+    tokens: increase(previous.tenant_totals.tokens, snapshot.tenant_totals.tokens) / seconds,
     failures: outcomes.filter(([kind, value]) => kind !== "ok" && value > 0),
     durations: histogramBetween(interactiveOf(previous.calls), interactiveOf(snapshot.calls)),
     attempts: new Map(

@@ -104,7 +104,8 @@ export interface Snapshot {
   lanes: Lane[];
   replicas: Replica[];
   models: Model[];
-  tenants: { name: string; calls: number; inputs: number; tokens: number; refused: number }[];
+  // Sums since the start. The list of tenants is left out: there may be thousands.
+  tenant_totals: { tenants: number; calls: number; inputs: number; tokens: number; refused: number };
   changes: { at_s: number; subject: string; what: string; reason: string }[];
   instances: Instance[];
   registry: Checkpoint[];

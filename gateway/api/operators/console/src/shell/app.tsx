@@ -45,9 +45,8 @@ export function App() {
   useEffect(() => {
     if (isKnown && !isOffered) go(`#/${isDenied ? OWN : "overview"}`);
   }, [isKnown, isOffered, isDenied]);
-  useEffect(() => {
-    if (session.hasKey) setAsking(false);
-  }, [session.hasKey]);
+  // A refused key leads back to the sign-in screen, which shows the reason.
+  useEffect(() => setAsking(!session.hasKey && session.reason !== ""), [session.turn]);
   const needsKey = !session.hasKey && status.problem?.status === 401;
   if (needsKey || isAsking) {
     return <SignIn signOn={signOn} onCancel={needsKey ? undefined : () => setAsking(false)} />;

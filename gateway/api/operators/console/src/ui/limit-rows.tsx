@@ -1,6 +1,6 @@
 // Limits as rows of number, unit and window. errors: the server's words, by the limit's name.
 import { Plus, Trash2 } from "lucide";
-import { IN_FLIGHT, type LimitRow, nameOf, rowProblem, UNITS, WINDOWS } from "../lib/limits.ts";
+import { IN_FLIGHT, type LimitRow, nameOf, rowProblem, UNITS, windowsOf } from "../lib/limits.ts";
 import { Button } from "./button.tsx";
 
 export interface LimitRowsProps {
@@ -10,17 +10,23 @@ export interface LimitRowsProps {
   errors?: Record<string, string>;
   // Problems are shown after a first attempt to save.
   isChecked?: boolean;
+  units?: string[];
+  // Without a limit.
+  note?: string;
 }
 
 const NEW: LimitRow = { amount: "", unit: "requests", window: "minute" };
 
-export function LimitRows({ legend, rows, onChange, errors = {}, isChecked }: LimitRowsProps) {
+const UNBOUNDED = "No limit: calls are bounded by the gateway alone.";
+const ALL_UNITS = [...UNITS, IN_FLIGHT];
+
+export function LimitRows({ legend, rows, onChange, errors = {}, isChecked, units = ALL_UNITS, note = UNBOUNDED }: LimitRowsProps) {
   const change = (at: number, part: Partial<LimitRow>) =>
     onChange(rows.map((row, index) => (index === at ? { ...row, ...part } : row)));
   return (
     <fieldset class="limit-rows">
       <legend>{legend}</legend>
-      {!rows.length && <p class="note">No limit: calls are bounded by the gateway alone.</p>}
+      {!rows.length && <p class="note">{note}</p>}
       {rows.map((row, at) => {
         const problem = errors[nameOf(row)] ?? (isChecked ? rowProblem(row, rows) : null);
         return (
@@ -38,10 +44,12 @@ export function LimitRows({ legend, rows, onChange, errors = {}, isChecked }: Li
               value={row.unit}
               onChange={(event) => {
                 const unit = event.currentTarget.value;
-                change(at, { unit, window: unit === IN_FLIGHT ? "" : row.window || "minute" });
+                const windows = windowsOf(unit);
+                const window = windows.includes(row.window) ? row.window : windows[1]!;
+                change(at, { unit, window: unit === IN_FLIGHT ? "" : window });
               }}
             >
-              {[...UNITS, IN_FLIGHT].map((unit) => (
+              {units.map((unit) => (
                 <option key={unit} value={unit} selected={unit === row.unit}>
                   {unit.replaceAll("_", " ")}
                 </option>
@@ -53,7 +61,7 @@ export function LimitRows({ legend, rows, onChange, errors = {}, isChecked }: Li
                 value={row.window}
                 onChange={(event) => change(at, { window: event.currentTarget.value })}
               >
-                {WINDOWS.map((window) => (
+                {windowsOf(row.unit).map((window) => (
                   <option key={window} value={window} selected={window === row.window}>
                     per {window}
                   </option>

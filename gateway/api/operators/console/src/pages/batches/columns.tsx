@@ -73,7 +73,7 @@ export const columnsOf = ({ isOwn, addressOf, onCancel }: ColumnOptions): Column
     show: ({ batch }) => (
       <div class="pair">
         <Clip text={batch.model ?? "–"} />
-        <Clip class="note" text={batch.endpoint} />
+        <Clip class="note" text={batch.endpoint.replace(/^\/(v\d\/)?/, "")} />
       </div>
     ),
   },

@@ -68,7 +68,7 @@ export interface OwnCalls {
 const WEEK_MS = 6 * 86_400_000;
 const USAGE_INTERVAL_MS = 30_000;
 const CALLS_INTERVAL_MS = 10_000;
-const CALLS_SHOWN = 50;
+const CALLS_SHOWN = 30;
 const TIMEOUT_MS = 15_000;
 const CALLING = ["embed", "rerank", "classify", "tokenize"];
 

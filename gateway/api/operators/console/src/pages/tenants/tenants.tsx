@@ -1,11 +1,9 @@
-// Tenants.
-import { Page } from "../../ui/page.tsx";
-import { Skeleton } from "../../ui/states.tsx";
+// Tenants: the list of all, or the page of one.
+import { useRoute } from "../../lib/route.ts";
+import { TenantList } from "./tenant-list.tsx";
+import { TenantPage } from "./tenant-page.tsx";
 
 export function Tenants() {
-  return (
-    <Page title="Tenants">
-      <Skeleton />
-    </Page>
-  );
+  const [name] = useRoute().rest;
+  return name === undefined ? <TenantList /> : <TenantPage name={name} />;
 }

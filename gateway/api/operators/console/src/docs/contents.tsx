@@ -1,0 +1,48 @@
+// The contents: sections by dialect, which fold. The section of the shown operation is open.
+import { useEffect, useRef } from "preact/hooks";
+import { addressOf } from "./address.ts";
+import type { ApiDocument, Operation } from "./document.ts";
+import { Method } from "./method.tsx";
+
+export interface ContentsProps {
+  api: ApiDocument;
+  operations: Operation[];
+  current: Operation | null;
+  query: string;
+  onFollow: () => void;
+}
+
+export function Contents({ api, operations, current, query, onFollow }: ContentsProps) {
+  const list = useRef<HTMLElement>(null);
+  useEffect(() => {
+    list.current?.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
+  }, [current]);
+  const first = operations[0]?.tag;
+  return (
+    <nav aria-label="Contents" class="contents" ref={list}>
+      {api.tags.map(({ name, description }) => {
+        const own = operations.filter(({ tag }) => tag === name);
+        if (!own.length) return null;
+        return (
+          <details key={name} open={name === (current?.tag ?? first)}>
+            <summary title={description}>
+              {name} <span class="count">{own.length}</span>
+            </summary>
+            {own.map((operation) => (
+              <a
+                key={operation.id}
+                href={addressOf({ id: operation.id, query })}
+                aria-current={operation === current ? "page" : undefined}
+                title={operation.raw.summary}
+                onClick={onFollow}
+              >
+                <Method name={operation.method} />
+                <span class="clip" dir="ltr">{operation.path}</span>
+              </a>
+            ))}
+          </details>
+        );
+      })}
+    </nav>
+  );
+}

@@ -1,0 +1,113 @@
+// A form that sends the request of an operation to this gateway, and shows the reply. The key is that of this tab, which
+// the console uses too.
+import { useEffect, useState } from "preact/hooks";
+import { Send } from "lucide";
+import { currentKey, setKey } from "../lib/session.ts";
+import { Button } from "../ui/button.tsx";
+import { Select, TextArea, TextField } from "../ui/field.tsx";
+import { Problem } from "../ui/states.tsx";
+import type { Operation, Parameter } from "./document.ts";
+import { FormFields } from "./form-fields.tsx";
+import { modelsFor, type ServedModel, servedFor, withModel } from "./models.ts";
+import { type ShownReply, sendRequest } from "./reply.ts";
+import { ReplyView } from "./reply-view.tsx";
+import { type Draft, formSchemaOf, parametersOf, requestOf } from "./request.ts";
+import { valuesOf } from "./schema.ts";
+
+export interface TryOutProps {
+  operation: Operation;
+  draft: Draft;
+  onChange: (change: (draft: Draft) => Draft) => void;
+  base: string;
+}
+
+export function TryOut({ operation, draft, onChange, base }: TryOutProps) {
+  const [key, setTyped] = useState(currentKey);
+  const [models, setModels] = useState<ServedModel[]>([]);
+  const [busy, setBusy] = useState(false);
+  const [reply, setReply] = useState<ShownReply | null>(null);
+  const [problem, setProblem] = useState("");
+  const { path } = draft;
+  const nameModels = (typed: string) => {
+    if (!typed || !/^[!-~]+$/.test(typed)) return;
+    void modelsFor(base, typed).then((served) => {
+      setModels(served);
+      onChange((before) => ({ ...before, body: withModel(before.body, served, path) }));
+    });
+  };
+  useEffect(() => nameModels(currentKey()), [operation]);
+  const keep = () => {
+    if (key.trim() !== currentKey()) setKey(key.trim());
+    nameModels(key.trim());
+  };
+  const submit = async (event: Event) => {
+    event.preventDefault();
+    if (busy) return;
+    setBusy(true);
+    setProblem("");
+    try {
+      keep();
+      setReply(await sendRequest(requestOf(operation, draft, base, false), key.trim()));
+    } catch (error) {
+      setReply(null);
+      setProblem((error as Error).message);
+    } finally {
+      setBusy(false);
+    }
+  };
+  const setValue = (name: string, value: string) => onChange((before) => ({ ...before, values: { ...before.values, [name]: value } }));
+  const form = formSchemaOf(operation);
+  const changes = operation.method !== "GET" && operation.path.startsWith("/admin");
+  return (
+    <section class="card try-out" aria-label="Try it">
+      <h2>Try it</h2>
+      <form class="stack" onSubmit={submit} autocomplete="off">
+        {operation.needsKey && (
+          <div onChange={keep}>
+            <TextField label="API key" type="password" value={key} onInput={setTyped} hint="Kept in this tab only, for the console too." />
+          </div>
+        )}
+        {parametersOf(operation, path).map((parameter) => (
+          <ParameterField
+            key={parameter.name}
+            parameter={parameter}
+            value={draft.values[parameter.name] ?? ""}
+            models={parameter.in === "path" ? servedFor(models, path) : []}
+            onChange={setValue}
+          />
+        ))}
+        {draft.body && <TextArea label="Body" rows={Math.min(14, draft.body.split("\n").length + 1)} value={draft.body} onInput={(body) => onChange((before) => ({ ...before, body }))} />}
+        {form && <FormFields schema={form} form={draft.form} onChange={(fields) => onChange((before) => ({ ...before, form: fields }))} />}
+        <div class="row">
+          <Button kind="primary" type="submit" icon={Send} busy={busy}>
+            Send
+          </Button>
+          {changes && <span class="note">This changes the gateway.</span>}
+        </div>
+      </form>
+      <div aria-live="polite">
+        <Problem id="try-problem">{problem}</Problem>
+        {busy && <p class="note">Waiting for the reply …</p>}
+        {reply && !busy && <ReplyView reply={reply} />}
+      </div>
+    </section>
+  );
+}
+
+interface ParameterFieldProps {
+  parameter: Parameter;
+  value: string;
+  models: string[];
+  onChange: (name: string, value: string) => void;
+}
+
+function ParameterField({ parameter, value, models, onChange }: ParameterFieldProps) {
+  const { name, schema, required } = parameter;
+  const values = valuesOf(schema, {}).map(String);
+  const label = required ? `${name} (required)` : name;
+  if (values.length || schema.type === "boolean") {
+    const options = ["", ...(values.length ? values : ["true", "false"])];
+    return <Select label={label} value={value} onChange={(text) => onChange(name, text)} options={options} />;
+  }
+  return <TextField label={label} value={value} onInput={(text) => onChange(name, text)} options={models.length ? models : undefined} />;
+}

@@ -1,0 +1,49 @@
+// A new key, shown this once, with code for its first call, which is reported when it has come.
+import { useId } from "preact/hooks";
+import { useStatus } from "../../lib/status.ts";
+import type { CreatedKey as Created } from "../../lib/tenants.ts";
+import { Button } from "../../ui/button.tsx";
+import { Code } from "../../ui/code.tsx";
+import { CopyButton } from "../../ui/copy-button.tsx";
+import { Dialog } from "../../ui/dialog.tsx";
+import { Notes } from "../tenants/saved-notes.tsx";
+import { FirstCall } from "./first-call.tsx";
+import { firstCallSamples } from "./samples.ts";
+
+export function CreatedKey({ created, onClose }: { created: Created; onClose: () => void }) {
+  const id = useId();
+  const { snapshot } = useStatus();
+  const { key, shown, notes } = created;
+  const samples = firstCallSamples(shown, key, snapshot?.models ?? []);
+  return (
+    <Dialog
+      title={`The key ${shown.id}`}
+      note="Copy it now: it is not shown again."
+      id="created-key"
+      // A click beside the dialog, or Escape, must not lose the key.
+      isDirty
+      onClose={onClose}
+      actions={
+        <Button kind="primary" onClick={onClose}>
+          I have saved it
+        </Button>
+      }
+    >
+      <div class="secret">
+        <code id={id}>{key}</code>
+        <CopyButton text={key} target={id} label="Copy the key" />
+      </div>
+      <Notes notes={notes} />
+      {samples && (
+        <>
+          <div class="stack">
+            <h3>Its first call</h3>
+            <p class="note">All take the key from the environment, where the first line for curl puts it.</p>
+            <Code samples={samples} />
+          </div>
+          <FirstCall of={shown} onLeave={onClose} />
+        </>
+      )}
+    </Dialog>
+  );
+}

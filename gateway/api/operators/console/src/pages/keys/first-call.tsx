@@ -1,0 +1,51 @@
+// Waits for the first call of a key, and says how it ended.
+import { ArrowRight } from "lucide";
+import { get, withQuery } from "../../lib/api.ts";
+import { milliseconds, words } from "../../lib/format.ts";
+import { useLoad } from "../../lib/load.ts";
+import { href } from "../../lib/route.ts";
+import type { Key } from "../../lib/tenants.ts";
+import { Badge, toneOfStatus } from "../../ui/badge.tsx";
+import { Button } from "../../ui/button.tsx";
+
+const ASK_MS = 3000;
+
+interface Call {
+  at_s: number;
+  status: number;
+  outcome: string;
+  duration_s: number;
+  model: string | null;
+}
+
+export function FirstCall({ of, onLeave }: { of: Key; onLeave: () => void }) {
+  const address = withQuery("/admin/calls", { key: of.id, tenant: of.tenant, fleet: true });
+  const { content } = useLoad(() => get<{ calls: Call[] }>(address), ASK_MS, address);
+  // A key of this id may have called before, and have been revoked.
+  const first = content?.calls.filter(({ at_s }) => at_s >= Math.floor(of.created ?? 0)).at(-1);
+  return (
+    <div class="first-call" role="status">
+      {first ? (
+        <>
+          <Badge
+            value={first.outcome}
+            tone={toneOfStatus(first.status)}
+            label={first.status < 400 ? `First call: ${first.status}` : `First call: ${first.status} ${words(first.outcome)}`}
+          />
+          <span class="note">{[first.model, milliseconds(first.duration_s)].filter(Boolean).join(", ")}</span>
+        </>
+      ) : (
+        <>
+          <span class="waiting" />
+          <span class="note">Waiting for its first call; it appears here.</span>
+        </>
+      )}
+      <Button isSmall kind="ghost" icon={ArrowRight} href={href("calls", [], { key: of.id })} onClick={onLeave}>
+        Recent calls of the key
+      </Button>
+      <Button isSmall kind="ghost" icon={ArrowRight} href={href("tenants", [of.tenant])} onClick={onLeave}>
+        Its tenant
+      </Button>
+    </div>
+  );
+}

@@ -1,0 +1,112 @@
+// Columns of the table of keys.
+import { RefreshCw, Trash2 } from "lucide";
+import { dayOf, moment, NONE } from "../../lib/format.ts";
+import { limitsWords } from "../../lib/limits.ts";
+import { href } from "../../lib/route.ts";
+import type { Key } from "../../lib/tenants.ts";
+import { Badge } from "../../ui/badge.tsx";
+import { Button } from "../../ui/button.tsx";
+import { Clip } from "../../ui/clip.tsx";
+import type { Column } from "../../ui/table.tsx";
+import { Expiry } from "./expiry.tsx";
+
+export interface KeyColumnsOptions {
+  hasTenant: boolean;
+  canChange: boolean;
+  currency: string | null;
+  onRotate: (key: Key) => void;
+  onRevoke: (key: Key) => void;
+}
+
+const SOURCES = { store: "stored", file: "router.yaml", operators: "admin.keys" };
+
+const scopesWords = (key: Key) => key.scopes?.join(", ") ?? "all operations";
+const modelsWords = (key: Key) => (key.models === null ? "all models" : key.models.join(", ") || "no model");
+
+function Id({ of }: { of: Key }) {
+  return (
+    <span class="tenant-name">
+      <Clip text={of.id} class="mono" />
+      {of.source !== "store" && <Badge value={SOURCES[of.source]} tone="quiet" />}
+      {of.successor && <Badge value="replaced" tone="warn" label="replaced" />}
+    </span>
+  );
+}
+
+function Tenant({ of }: { of: Key }) {
+  if (of.source === "operators") return <span class="note">operators</span>;
+  return (
+    <span class="tenant-name">
+      <a href={href("tenants", [of.tenant])}>
+        <Clip text={of.tenant} />
+      </a>
+      {!of.has_tenant && <Badge value="not defined" tone="bad" />}
+    </span>
+  );
+}
+
+export function keyColumns({ hasTenant, canChange, currency, onRotate, onRevoke }: KeyColumnsOptions): Column<Key>[] {
+  const tenant: Column<Key> = { id: "tenant", title: "Tenant", value: (key) => key.tenant, show: (key) => <Tenant of={key} /> };
+  const actions: Column<Key> = {
+    id: "actions",
+    title: "",
+    kind: "actions",
+    show: (key) =>
+      key.source === "store" && (
+        <>
+          {!key.successor && <Button isSmall kind="ghost" icon={RefreshCw} label={`Rotate ${key.id}`} onClick={() => onRotate(key)} />}
+          <Button isSmall kind="ghost" icon={Trash2} label={`Revoke ${key.id}`} onClick={() => onRevoke(key)} />
+        </>
+      ),
+  };
+  return [
+    { id: "id", title: "Key", value: (key) => key.id, show: (key) => <Id of={key} /> },
+    ...(hasTenant ? [tenant] : []),
+    {
+      id: "scopes",
+      title: "May",
+      isSorted: false,
+      value: scopesWords,
+      show: (key) => (
+        <>
+          <Clip text={scopesWords(key)} />
+          <Clip class="note" text={modelsWords(key)} />
+        </>
+      ),
+    },
+    { id: "models", title: "Models", kind: "hidden", value: modelsWords },
+    {
+      id: "limits",
+      title: "Limits",
+      isSorted: false,
+      value: (key) => limitsWords(key.limits, currency),
+      show: (key) => (Object.keys(key.limits).length ? <Clip text={limitsWords(key.limits, currency)} /> : <span class="note nowrap">its tenant's</span>),
+    },
+    {
+      id: "created",
+      title: "Created",
+      value: (key) => (key.created === null ? null : new Date(key.created * 1000).toISOString()),
+      show: (key) => (
+        <>
+          {moment(key.created)}
+          {key.created_by && <Clip class="note" text={`by ${key.created_by}`} />}
+        </>
+      ),
+    },
+    { id: "created_by", title: "Created by", kind: "hidden", value: (key) => key.created_by },
+    {
+      id: "last_used",
+      title: "Last used",
+      value: (key) => key.last_used,
+      show: (key) => (key.last_used === dayOf(new Date()) ? "today" : (key.last_used ?? (key.source === "store" ? "never" : NONE))),
+    },
+    {
+      id: "expires",
+      title: "Expires",
+      value: (key) => (key.expires === null ? null : new Date(key.expires * 1000).toISOString()),
+      show: (key) => <Expiry expires={key.expires} />,
+    },
+    { id: "source", title: "Source", kind: "hidden", value: (key) => SOURCES[key.source] },
+    ...(canChange ? [actions] : []),
+  ];
+}
