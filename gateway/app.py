@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import secrets
 import time
 from collections import defaultdict
@@ -326,12 +325,11 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     metrics, history = _metrics(boot, has_traces=traces is not None), History(boot.worker)
     _connect(observe, outside, metrics, history, stores, groups)
 
-    table = InstanceTable()
+    table, in_flight = InstanceTable(), InFlight(config.limits.in_flight_bytes)
     serving = serving_of(config, upstreams.by_name, groups.groups, boot.added_models, table)
     admission = Admission(stores.ledger, observe, shadow=config.quotas.shadow)
     preparer = Preparer(FairThreads(), admission.ask)
     gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
-    in_flight = InFlight(config.limits.in_flight_bytes)
     sign_on = SignOn(gateway.keyring, config.sign_on)
     authenticator = Authenticator(
         gateway.keyring, config.trusted_proxies, sign_on=sign_on, key_headers=KEY_HEADERS
@@ -358,7 +356,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         gateway, in_flight, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
     )
     adding = AdditionsApi(outside.adding)
-    keeper = _join_history(boot, gateway, observe)
+    keeper, kept_history = _join_history(boot, gateway, observe)
     fleet_api = _join_fleet(
         boot,
         outside,
@@ -383,12 +381,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         sign_ins=SignIns(sign_on),
         batches=batches,
         audit=stores.audit,
-        history=HistoryApi(
-            keeper,
-            lambda: gateway.serving.config.currency,
-            lambda name: gateway.routes.known_name(name),
-            is_alone=boot.worker is None and config.quotas.store == "memory",
-        ),
+        history=kept_history,
     )
     parts = ServerParts(
         routes=ROUTES,
@@ -458,8 +451,11 @@ def _join_fleet(
     return FleetApi(description, members, outside.drain)
 
 
-def _join_history(boot: AppBoot, gateway: Gateway, observe: Observers) -> HistoryKeeper:
-    """Return the keeper of this process's history, which counts from now on, and contacts no store yet."""
+def _join_history(boot: AppBoot, gateway: Gateway, observe: Observers) -> tuple[HistoryKeeper, HistoryApi]:
+    """Return the keeper of this process's history, which counts from now on, and what operators see of it.
+
+    No store is contacted yet.
+    """
     quotas = boot.config.quotas
 
     def price(model: str) -> int:
@@ -469,14 +465,18 @@ def _join_history(boot: AppBoot, gateway: Gateway, observe: Observers) -> Histor
     keeper = open_history(
         None if quotas.store == "memory" else quotas.store,
         None if boot.tenants_file is None else Path(boot.tenants_file).parent,
-        None if boot.worker is None else Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]),
         price,
         records_replicas=not boot.worker,
     )
     observe.add(keeper.counter.observe, CallFinished)
     if keeper.recorder is not None:
         observe.add(keeper.recorder.observe, ReplicaChanged)
-    return keeper
+
+    def known_name(name: str) -> str:
+        return gateway.routes.known_name(name)
+
+    is_alone = boot.worker is None and quotas.store == "memory"
+    return keeper, HistoryApi(keeper, lambda: gateway.serving.config.currency, known_name, is_alone=is_alone)
 
 
 def _name_of(boot: AppBoot) -> str:

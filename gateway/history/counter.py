@@ -6,15 +6,14 @@ of error. Money is tokens times the price of the model at the end of the minute.
 that would need one more is counted without its tenant, among the rest.
 """
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from math import log2
 
-import numpy as np
-
 from gateway.events import CallFinished
-from gateway.history.latencies import _OFFSET, BUCKETS, FIRST_BOUND_S, PER_DOUBLING
-from gateway.history.rows import REST_ID, TOTAL_ID, row_id
-from gateway.history.table import CALLS, COST, FAILED, REFUSED, TOKENS, Table, empty_table
+from gateway.history.latencies import BUCKETS, FIRST_BOUND_S, OFFSET, PER_DOUBLING
+from gateway.history.rows import REST_ID, TOTAL_ID, RowKind, row_id
+from gateway.history.table import CALLS, COLUMNS, Table, empty_table
 from gateway.telemetry.totals import is_monitoring
 
 ENTRIES_MAX = 20_000
@@ -57,7 +56,7 @@ class CallCounter:
         if not event.is_bulk:
             seconds, latencies = event.duration_s, entry.latencies
             # `bucket_of`, without a call of its own.
-            bucket = 0 if seconds <= FIRST_BOUND_S else int(log2(seconds) * PER_DOUBLING + _OFFSET)
+            bucket = 0 if seconds <= FIRST_BOUND_S else int(log2(seconds) * PER_DOUBLING + OFFSET)
             latencies[bucket] = latencies.get(bucket, 0) + 1
 
     def take(self) -> Entries:
@@ -76,50 +75,58 @@ class _Row:
     __slots__ = ("counts", "latencies")
 
     def __init__(self) -> None:
-        self.counts = [0, 0, 0, 0, 0]
+        self.counts = [0] * len(COLUMNS)
         self.latencies = [0] * BUCKETS
+
+    def add(self, amounts: Sequence[int], latencies: Mapping[int, int]) -> None:
+        """Add amounts in the order of the columns, and latencies by bucket."""
+        self.counts = [count + amount for count, amount in zip(self.counts, amounts, strict=True)]
+        for bucket, calls in latencies.items():
+            self.latencies[min(bucket, BUCKETS - 1)] += calls
+
+
+class _Rows:
+    """Rows of a minute. names: by number."""
+
+    def __init__(self) -> None:
+        self.rows: defaultdict[int, _Row] = defaultdict(_Row)
+        self.names: dict[int, str] = {}
+        self._ids: dict[tuple[RowKind, str], int] = {}
+
+    def number(self, kind: RowKind, name: str) -> int:
+        """Return the number of a row."""
+        found = self._ids.get((kind, name))
+        if found is None:
+            found = self._ids[kind, name] = row_id(kind, name)
+            self.names[found] = name
+        return found
+
+    def add(self, key: EntryKey, entry: Entry, price: Callable[[str], int]) -> None:
+        """Add an entry to the rows that it belongs to."""
+        tenant, model, outcome = key
+        failed = 0 if outcome == "ok" else entry.calls
+        refused = entry.calls if outcome in REFUSALS else 0
+        cost = 0 if model is None else entry.tokens * price(model)
+        amounts = entry.calls, failed, refused, entry.tokens, cost
+        self.rows[TOTAL_ID].add(amounts, entry.latencies)
+        if model is not None:
+            self.rows[self.number("model", model)].add(amounts, entry.latencies)
+        if tenant is not None:
+            row = REST_ID if tenant == REST else self.number("tenant", tenant)
+            self.rows[row].add(amounts, entry.latencies)
+        if failed:
+            self.rows[self.number("error", outcome)].counts[CALLS] += failed
 
 
 def table_of(entries: Entries, price: Callable[[str], int]) -> tuple[Table, Mapping[int, str]]:
     """Return the table of a minute, and the names of its rows. price: of a token, by model, in nano-units."""
-    rows: dict[int, _Row] = {}
-    names: dict[int, str] = {}
-    ids: dict[tuple[str, str], int] = {}
-
-    def number(kind: str, name: str) -> int:
-        if (kind, name) not in ids:
-            found = row_id(kind, name)  # type: ignore[arg-type]
-            ids[kind, name] = found
-            names[found] = name
-        return ids[kind, name]
-
-    for (tenant, model, outcome), entry in entries.items():
-        keys = [TOTAL_ID]
-        if model is not None:
-            keys.append(number("model", model))
-        if tenant is not None:
-            keys.append(REST_ID if tenant == REST else number("tenant", tenant))
-        money = entry.tokens * price(model) if model is not None else 0
-        failed = entry.calls if outcome != "ok" else 0
-        refused = entry.calls if outcome in REFUSALS else 0
-        for key in keys:
-            row = rows.get(key)
-            if row is None:
-                row = rows[key] = _Row()
-            counts = row.counts
-            counts[CALLS] += entry.calls
-            counts[FAILED] += failed
-            counts[REFUSED] += refused
-            counts[TOKENS] += entry.tokens
-            counts[COST] += money
-            for bucket, calls in entry.latencies.items():
-                row.latencies[min(bucket, BUCKETS - 1)] += calls
-        if failed:
-            rows.setdefault(number("error", outcome), _Row()).counts[CALLS] += failed
-    table = empty_table(1, rows.keys() | {TOTAL_ID})
+    rows = _Rows()
+    for key, entry in entries.items():
+        rows.add(key, entry, price)
+    table = empty_table(1, rows.rows.keys() | {TOTAL_ID})
     table.processes[0] = 1
-    for place, found in enumerate(table.ids.tolist()):
-        if found in rows:
-            table.counts[:, place, 0] = np.array(rows[found].counts, dtype=np.uint64)
-            table.latencies[place, :, 0] = rows[found].latencies
-    return table, names
+    for place, number in enumerate(table.ids.tolist()):
+        row = rows.rows[number]
+        table.counts[:, place, 0] = row.counts
+        table.latencies[place, :, 0] = row.latencies
+    return table, rows.names

@@ -1,7 +1,7 @@
 -- Mark parts as folded, and store what they add up to, in one step.
 -- KEYS: number of the last fold, minutes that have parts (sorted set), then the keys that steps name by index.
 -- ARGV[1], msgpack: version, parts (index, minute, names), merged (index, name, content),
--- chunks (index, content, seconds), marks_kept (s). Returns msgpack: false if another fold came between.
+-- chunks (index, content, seconds), marks_kept and kept (s). Returns msgpack: false if another fold came between.
 local argument = cmsgpack.unpack(ARGV[1])
 if tonumber(redis.call('GET', KEYS[1]) or '0') ~= argument.version then return cmsgpack.pack(false) end
 for _, step in ipairs(argument.parts) do
@@ -14,6 +14,7 @@ for _, chunk in ipairs(argument.chunks) do
   redis.call('SET', KEYS[chunk[1]], chunk[2], 'EX', chunk[3])
 end
 redis.call('INCR', KEYS[1])
+redis.call('EXPIRE', KEYS[1], argument.kept)
 for _, part in ipairs(argument.merged) do
   redis.call('HSET', KEYS[part[1]], part[2], part[3])
 end

@@ -9,7 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from gateway.history.store import CHUNK_S, DAY_S, HEAD, HOUR_S, MINUTE_S, SHARDS, Chunk, Resolution, sharded
-from gateway.history.table import Table, UnreadableTable, added, in_one_interval, limited, packed, unpacked
+from gateway.history.table import (
+    Detail,
+    Table,
+    UnreadableTable,
+    added,
+    in_one_interval,
+    limited,
+    packed,
+    unpacked,
+)
 
 # Tenants with a row of their own in a chunk.
 TENANTS_MAX = 1000
@@ -62,10 +71,10 @@ def merged(contents: Iterable[bytes]) -> bytes:
     return packed(limited(added(1, [(0, table) for table in readable(contents)]), PART_TENANTS_MAX))
 
 
-def readable(contents: Iterable[bytes], *, with_latencies: bool = True) -> list[Table]:
+def readable(contents: Iterable[bytes], detail: Detail = "all") -> list[Table]:
     """Return the tables among contents."""
     tables = []
     for content in contents:
         with suppress(UnreadableTable):
-            tables.append(unpacked(content, with_latencies=with_latencies))
+            tables.append(unpacked(content, detail))
     return tables

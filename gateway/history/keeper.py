@@ -1,8 +1,8 @@
 """Keeper of one process: it puts a part per minute into the store, and folds parts while it is chosen to.
 
-The end of a minute takes the counts and begins new ones. Their part is put again until the store has answered,
-for an hour at most; the store knows parts by their names, so that none is counted twice. A store that is away
-delays nothing but this. When the process stops, it puts the minute that has begun.
+The end of a minute takes the counts and begins new ones. Their part is put again until the store has
+answered, for an hour at most. The store knows parts by their names, so that none is counted twice. A store
+that is away delays nothing but this. When the process stops, it puts the minute that has begun.
 
 One process of all that share the store merges parts and folds hours that are over. Two that do so at a time
 do no harm: a fold is refused if another one came between its reading and its writing.
@@ -30,8 +30,8 @@ MERGED_AFTER_S = 120
 FOLDED_AFTER_S = 180
 # Hours that one round folds, after a long outage.
 HOURS_PER_ROUND = 4
-# A part is put this long after its minute has ended at the latest.
-PUT_WITHIN_S = 3.0
+# Processes put their parts within this time.
+PUT_WITHIN_S = 1.5
 LAST_PUT_S = 2.0
 # Entries that are read in the middle of a minute.
 CURRENT_ENTRIES_MAX = 1000
@@ -60,6 +60,8 @@ class HistoryKeeper:
         self._price = price
         self.recorder = recorder
         self._clock = clock
+        self._spread_s = PUT_WITHIN_S if store.kept == "redis" else 0.0
+        self.lock = asyncio.Lock()
         self._begun_s = clock()
         self._number = 0
         self._waiting: deque[Part] = deque(maxlen=WAITING_MAX)
@@ -76,11 +78,13 @@ class HistoryKeeper:
             while True:
                 now_s = self._clock()
                 # The processes of a gateway share its cores.
-                delay_s = crc32(self._process.encode()) % 1000 / 1000 * PUT_WITHIN_S / 2
+                delay_s = crc32(self._process.encode()) % 1000 / 1000 * self._spread_s
                 await asyncio.sleep(MINUTE_S - now_s % MINUTE_S)
-                await self.end_minute()
-                await asyncio.sleep(delay_s)
-                await self.put_waiting()
+                # A reader of the minute that runs sees its calls here or in the store.
+                async with self.lock:
+                    await self.end_minute()
+                    await asyncio.sleep(delay_s)
+                    await self.put_waiting()
                 await self.fold()
         finally:
             with suppress(TimeoutError):

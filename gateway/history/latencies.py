@@ -4,7 +4,7 @@ Two buckets double a latency: each is wider than the one below it by the square 
 0.5 ms, and the last has everything from about 370 s. A quantile is interpolated inside its bucket, so that it
 is wrong by at most a fifth, and usually by a twentieth.
 
-Stored counts have five significant bits. A count below 32 is exact, and a larger one is wrong by at most 3 %,
+Stored counts have four significant bits. A count below 16 is exact, and a larger one is wrong by at most 6 %,
 which moves a quantile by less than its bucket does. It takes a third of the space of exact counts.
 """
 
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 BUCKETS = 40
 FIRST_BOUND_S = 0.0005
 PER_DOUBLING = 2
-_OFFSET = 1 - log2(FIRST_BOUND_S) * PER_DOUBLING
-EXACT_BELOW = 32
-MANTISSA_BITS = 4
+OFFSET = 1 - log2(FIRST_BOUND_S) * PER_DOUBLING
+EXACT_BELOW = 16
+MANTISSA_BITS = 3
 
 Counts: TypeAlias = NDArray[np.uint64]
 
@@ -29,7 +29,7 @@ def bucket_of(seconds: float) -> int:
     """Return the number of the bucket of a latency."""
     if seconds <= FIRST_BOUND_S:
         return 0
-    return min(BUCKETS - 1, int(log2(seconds) * PER_DOUBLING + _OFFSET))
+    return min(BUCKETS - 1, int(log2(seconds) * PER_DOUBLING + OFFSET))
 
 
 def bound_s(bucket: int) -> float:
@@ -57,7 +57,7 @@ def quantiles(counts: Sequence[int] | NDArray[Any], shares: Sequence[float]) -> 
 
 
 def coded(counts: Counts) -> NDArray[np.uint16]:
-    """Return counts as codes of five significant bits."""
+    """Return counts as codes of four significant bits."""
     bits = np.zeros(counts.shape, dtype=np.uint64)
     big = counts >= EXACT_BELOW
     # frexp returns the number of bits of a whole number below 2^53.

@@ -58,7 +58,11 @@ def range_of(
         raise InvalidInput("until: it needs `from`", param="until")
     if from_s is None:
         return _last(RANGES_S[name or DEFAULT], now_s, with_current=with_current)
-    end_s = now_s if until_s is None else until_s
+    return _between(from_s, now_s if until_s is None else until_s, now_s)
+
+
+def _between(from_s: float, end_s: float, now_s: float) -> Range:
+    """Return the range between two moments. Raises: InvalidInput."""
     if not 0 <= from_s < end_s:
         raise InvalidInput("from: expected seconds since 1970, before `until`", param="from")
     if from_s >= now_s:
@@ -66,7 +70,9 @@ def range_of(
     start_s = max(from_s, now_s - RANGES_S["90d"])
     if end_s <= start_s:
         raise InvalidInput(f"until: history is kept for {KEPT_DAYS} days", param="until")
-    return _between(start_s, min(end_s, now_s), now_s)
+    end_s = min(end_s, now_s)
+    step_s = _step_of(end_s - start_s, is_old=start_s < now_s - MINUTES_KEPT_S - MINUTE_S)
+    return Range(int(start_s // step_s) * step_s, -int(-end_s // step_s) * step_s, step_s)
 
 
 def _last(length_s: int, now_s: float, *, with_current: bool) -> Range:
@@ -76,11 +82,6 @@ def _last(length_s: int, now_s: float, *, with_current: bool) -> Range:
     else:
         until_s = -int(-now_s // step_s) * step_s
     return Range(until_s - length_s, until_s, step_s)
-
-
-def _between(from_s: float, until_s: float, now_s: float) -> Range:
-    step_s = _step_of(until_s - from_s, is_old=from_s < now_s - MINUTES_KEPT_S - MINUTE_S)
-    return Range(int(from_s // step_s) * step_s, -int(-until_s // step_s) * step_s, step_s)
 
 
 def _step_of(length_s: float, *, is_old: bool) -> int:

@@ -7,15 +7,15 @@ are kept for some seconds, and one read runs at a time: more than a few that wai
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 from gateway.errors import Overloaded
 from gateway.history.folding import readable
 from gateway.history.ranges import Range
 from gateway.history.store import CHUNK_S, MINUTE_S, STEP_S, Chunk, HistoryStore
-from gateway.history.table import Table
+from gateway.history.table import Detail, Table
 
 # Chunks that are read together.
 CHUNKS_TOGETHER = 17
@@ -43,36 +43,51 @@ SomeSums = TypeVar("SomeSums", bound=Sums)
 
 
 class HistoryReader:
-    """Reader of one process. current: returns the minute that runs, None where it cannot be known whole."""
+    """Reader of one process.
 
-    def __init__(self, store: HistoryStore, current: Callable[[], tuple[int, Table] | None]) -> None:
+    current: returns the minute that runs, None where it cannot be known whole. lock: held while that minute
+    moves into the store.
+    """
+
+    def __init__(
+        self,
+        store: HistoryStore,
+        current: Callable[[], tuple[int, Table] | None],
+        lock: asyncio.Lock | None = None,
+    ) -> None:
         self.store = store
         self._current = current
+        self._lock = lock
 
     async def sum_up(
         self,
         range_: Range,
         shards: Sequence[int],
         create: Callable[[], SomeSums],
-        *,
-        with_latencies: bool = True,
+        detail: Detail = "all",
     ) -> SomeSums:
         """Add up everything in a range. create: returns sums of nothing. Raises: StoreUnavailable."""
+        async with self._lock or nullcontext():
+            return await self._sum_up(range_, shards, create, detail)
+
+    async def _sum_up(
+        self, range_: Range, shards: Sequence[int], create: Callable[[], SomeSums], detail: Detail
+    ) -> SomeSums:
         sums = create()
         for _ in range(ATTEMPTS):
             version = await self.store.version()
             sums = create()
-            await self._add_parts(range_, sums, with_latencies=with_latencies)
+            await self._add_parts(range_, sums, detail)
             places = list(_places(range_, shards))
             for start in range(0, len(places), CHUNKS_TOGETHER):
                 some = places[start : start + CHUNKS_TOGETHER]
                 contents = await self.store.chunks(some)
-                await asyncio.to_thread(_add_chunks, sums, some, contents, with_latencies)
+                await asyncio.to_thread(_add_chunks, sums, range_, some, contents, detail)
             if await self.store.version() == version:
                 break
         return sums
 
-    async def _add_parts(self, range_: Range, sums: Sums, *, with_latencies: bool) -> None:
+    async def _add_parts(self, range_: Range, sums: Sums, detail: Detail) -> None:
         # A part of a minute is in the hour that the minute is in.
         minutes = [
             minute
@@ -81,7 +96,7 @@ class HistoryReader:
         ]
         for minute in minutes[-PARTS_MINUTES_MAX:]:
             parts = await self.store.parts(minute)
-            await asyncio.to_thread(_add_parts, sums, minute * MINUTE_S, list(parts.values()), with_latencies)
+            await asyncio.to_thread(_add_parts, sums, minute * MINUTE_S, list(parts.values()), detail)
         if (current := self._current()) is not None:
             sums.add(current[0] * MINUTE_S, MINUTE_S, current[1])
 
@@ -93,21 +108,23 @@ def _places(range_: Range, shards: Sequence[int]) -> Iterator[Chunk]:
             yield Chunk(range_.resolution, start_s, shard)
 
 
-def _add_parts(sums: Sums, start_s: int, contents: Sequence[bytes], with_latencies: bool) -> None:  # noqa: FBT001
-    for table in readable(contents, with_latencies=with_latencies):
+def _add_parts(sums: Sums, start_s: int, contents: Sequence[bytes], detail: Detail) -> None:
+    for table in readable(contents, detail):
         sums.add(start_s, MINUTE_S, table)
 
 
 def _add_chunks(
-    sums: Sums,
-    places: Sequence[Chunk],
-    contents: Sequence[bytes | None],
-    with_latencies: bool,  # noqa: FBT001
+    sums: Sums, range_: Range, places: Sequence[Chunk], contents: Sequence[bytes | None], detail: Detail
 ) -> None:
     for place, content in zip(places, contents, strict=True):
-        if content is not None:
-            for table in readable([content], with_latencies=with_latencies):
-                sums.add(place.start_s, STEP_S[place.resolution], table)
+        if content is None:
+            continue
+        end_s = place.start_s + CHUNK_S[place.resolution]
+        is_whole = range_.from_s <= place.start_s and end_s <= range_.until_s
+        # The sum of a chunk has what is outside of the range too.
+        needed: Detail = "all" if detail == "sum" and not is_whole else detail
+        for table in readable([content], needed):
+            sums.add(place.start_s, STEP_S[place.resolution], table)
 
 
 class ReplyCache:
@@ -120,7 +137,10 @@ class ReplyCache:
         self._waiting = 0
 
     async def reply(self, key: Any, kept_s: float, make: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Return a reply that was made a moment ago, or make it. Raises: Overloaded, and what `make` raises."""
+        """Return a reply that was made a moment ago, or make it.
+
+        Raises: Overloaded, and the errors of `make`.
+        """
         if (found := self._fresh(key)) is not None:
             return found  # type: ignore[no-any-return]
         async with self._turn():
@@ -138,7 +158,7 @@ class ReplyCache:
         return reply if self._clock() < until_s else None
 
     @asynccontextmanager
-    async def _turn(self):  # type: ignore[no-untyped-def]
+    async def _turn(self) -> AsyncIterator[None]:
         if self._waiting >= WAITING_MAX:
             raise Overloaded("too many requests for the history wait; try again", retry_after_s=2)
         self._waiting += 1

@@ -52,7 +52,7 @@ class HistoryInRedis:
         """Store a part, unless it is there or was folded."""
         argument = {
             "name": part.name,
-            "content": part.content,
+            "content": _words(part.content),
             "minute": str(part.minute),
             "kept": PARTS_KEPT_S,
             "names": [(f"{number:x}", name) for number, name in part.names.items()],
@@ -97,12 +97,15 @@ class HistoryInRedis:
             "parts": [
                 (index(_minute(minute)), str(minute), list(names)) for minute, names in fold.parts.items()
             ],
-            "merged": [(index(_minute(part.minute)), part.name, part.content) for part in fold.merged],
+            "merged": [
+                (index(_minute(part.minute)), part.name, _words(part.content)) for part in fold.merged
+            ],
             "chunks": [
-                (index(_chunk(place)), content, max(EXPIRES_MIN_S, place.expires_s - now_s))
+                (index(_chunk(place)), _words(content), max(EXPIRES_MIN_S, place.expires_s - now_s))
                 for place, content in fold.chunks.items()
             ],
             "marks_kept": MARKS_KEPT_S,
+            "kept": (KEPT_DAYS + NAMES_PERIOD_DAYS) * DAY_S,
         }
         reply = await self._client.run_script(FOLD, tuple(keys), msgspec.msgpack.encode(argument))
         return msgspec.msgpack.decode(reply, type=bool)
@@ -128,7 +131,7 @@ class HistoryInRedis:
         """Store the replicas of one process on a day, in place of those before."""
         argument = {
             "recorder": recorder,
-            "content": content,
+            "content": _words(content),
             "kept": (KEPT_DAYS + 1) * DAY_S,
             "most": RECORDERS_MAX,
         }
@@ -160,3 +163,8 @@ def _names(period: int) -> str:
 
 def _spans(day: int) -> str:
     return f"{PREFIX}spans:{day}"
+
+
+def _words(content: bytes) -> msgspec.Raw:
+    """Return bytes as msgpack's text: the servers' decoder knows no other type of bytes."""
+    return msgspec.Raw(b"\xdb" + len(content).to_bytes(4) + content)

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from math import inf
 
 import msgspec
@@ -163,7 +164,7 @@ def _worst(spans: Sequence[Span]) -> list[ReplicaSpan]:
     found: list[ReplicaSpan] = []
     active: list[tuple[int, int, Span]] = []
     waiting = deque(enumerate(spans))
-    for start_s, end_s in zip(moments, moments[1:], strict=False):
+    for start_s, end_s in pairwise(moments):
         while waiting and waiting[0][1].from_s <= start_s:
             number, span = waiting.popleft()
             rank = STATES.index(span.state) if span.state in STATES else len(STATES)

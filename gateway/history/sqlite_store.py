@@ -1,6 +1,6 @@
 """History in a SQLite file of `state_dir`, or in memory, where there is no Redis.
 
-The processes of one gateway share the file. Every change is a transaction, so that a kill loses at most the
+Every change is a transaction, so that a kill loses at most the
 minute that was not put yet. Rows expire by themselves, and SQLite uses their space again.
 """
 
@@ -39,7 +39,9 @@ CREATE TABLE IF NOT EXISTS parts (
     minute INTEGER NOT NULL, name TEXT NOT NULL, content BLOB NOT NULL, expires_s REAL NOT NULL,
     PRIMARY KEY (minute, name)
 ) STRICT;
-CREATE TABLE IF NOT EXISTS chunks (key TEXT PRIMARY KEY, content BLOB NOT NULL, expires_s REAL NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS chunks (
+    key TEXT PRIMARY KEY, content BLOB NOT NULL, expires_s REAL NOT NULL
+) STRICT;
 CREATE TABLE IF NOT EXISTS names (
     period INTEGER NOT NULL, number TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (period, number)
 ) STRICT;
@@ -56,11 +58,11 @@ Result = TypeVar("Result")
 class HistoryInSqlite:
     """History in a file, or in memory. All operations raise StoreUnavailable.
 
-    path: None for memory. is_lasting: the file outlives the gateway.
+    path: None for memory.
     """
 
-    def __init__(self, path: Path | None, *, is_lasting: bool = True) -> None:
-        self.kept: Kept = "state_dir" if path is not None and is_lasting else "memory"
+    def __init__(self, path: Path | None) -> None:
+        self.kept: Kept = "memory" if path is None else "state_dir"
         self._path = path
         self._thread = ThreadPoolExecutor(1, "history")
         self._connection: sqlite3.Connection | None = None
@@ -207,7 +209,7 @@ class HistoryInSqlite:
         except sqlite3.DatabaseError as error:
             if self._path is None or isinstance(error, sqlite3.OperationalError):
                 raise
-            # The file is no database. It is kept for whom it may concern.
+            # The file is no database. It stays for the operator to look at.
             self._path.replace(self._path.with_suffix(".unreadable"))
             make_private(self._path)
             self._connection = _connect(self._path)

@@ -1,4 +1,4 @@
-"""Sums over tables, as they are read one after the other: of some rows by interval, or of all rows at once."""
+"""Sums over tables that are read one after the other: of some rows by interval, or of all rows at once."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,11 @@ JOINED_TOGETHER = 64
 
 
 class RowSums:
-    """Sums of some rows by interval of a range. processes: of each interval, 0 if it is not known."""
+    """Sums of some rows by interval of a range.
+
+    processes: of each interval, 0 if it is not known. latencies: by interval, as far as tables were read with
+    all of them. all_latencies: over the range.
+    """
 
     def __init__(self, range_: Range, rows: Iterable[int], kind: RowKind | None = None) -> None:
         """Sum up these rows, and the calls of all rows of one kind."""
@@ -25,6 +29,7 @@ class RowSums:
         self.processes: NDArray[np.int64] = np.zeros(steps, dtype=np.int64)
         self.counts = {row: np.zeros((len(COLUMNS), steps), dtype=np.int64) for row in rows}
         self.latencies = {row: np.zeros((BUCKETS, steps), dtype=np.int64) for row in self.counts}
+        self.all_latencies = {row: np.zeros(BUCKETS, dtype=np.int64) for row in self.counts}
         self.of_kind: dict[int, NDArray[np.int64]] = {}
 
     def add(self, start_s: int, step_s: int, table: Table) -> None:
@@ -37,7 +42,11 @@ class RowSums:
             at = int(np.searchsorted(table.ids, row))
             if at < len(table.ids) and int(table.ids[at]) == row:
                 np.add.at(counts.T, places, table.counts[:, at, inside].T.astype(np.int64))
-                np.add.at(self.latencies[row].T, places, table.latencies[at][:, inside].T.astype(np.int64))
+                latencies = table.latencies[at]
+                if latencies.shape[1] == table.intervals:
+                    latencies = latencies[:, inside]
+                    np.add.at(self.latencies[row].T, places, latencies.T.astype(np.int64))
+                self.all_latencies[row] += latencies.sum(axis=1).astype(np.int64)
         if self._kind is not None:
             for at in np.flatnonzero((table.ids >> np.uint64(KIND_BITS)) == self._kind).tolist():
                 own = self.of_kind.setdefault(int(table.ids[at]), np.zeros(self._range.steps, dtype=np.int64))
@@ -61,7 +70,10 @@ class AllSums:
             return
         sums = [table.counts[:, rows][:, :, inside].sum(axis=2).T]
         if self._width > len(COLUMNS):
-            sums.append(table.latencies[rows][:, :, inside].sum(axis=2))
+            latencies = table.latencies[rows]
+            if latencies.shape[2] == table.intervals:
+                latencies = latencies[:, :, inside]
+            sums.append(latencies.sum(axis=2))
         self._parts.append((table.ids[rows], np.concatenate(sums, axis=1).astype(np.int64)))
         if len(self._parts) >= JOINED_TOGETHER:
             self._parts = [self.result()]

@@ -15,7 +15,7 @@ from gateway.history.rows import RowKind, row_id
 from gateway.history.spans import ReplicaSpan, by_replica, spans_of
 from gateway.history.store import DAY_S, HEAD, KEPT_DAYS, Kept, shard_of
 from gateway.history.sums import AllSums, RowSums
-from gateway.history.table import CALLS, COLUMNS, COST, FAILED, TOKENS
+from gateway.history.table import CALLS, COLUMNS, COST, FAILED, TOKENS, Detail
 
 SHARES = (0.5, 0.95, 0.99)
 TopMetric: TypeAlias = Literal["calls", "tokens", "cost", "failed", "p95"]
@@ -151,7 +151,7 @@ async def top(
         range_,
         shards,
         lambda: AllSums(range_, by, with_latencies=with_latencies),
-        with_latencies=with_latencies,
+        "sum" if with_latencies else "none",
     )
     ids, sums = all_sums.result()
     if with_latencies:
@@ -162,7 +162,8 @@ async def top(
     chosen = [int(ids[place]) for place in known[:limit]]
     wanted = sorted({shard for row in chosen for shard in _shards(row)} | {HEAD})
     rest = row_id("rest", "") if by == "tenant" else None
-    series = await reader.sum_up(range_, wanted, lambda: RowSums(range_, chosen))
+    detail: Detail = "all" if with_latencies else "sum"
+    series = await reader.sum_up(range_, wanted, lambda: RowSums(range_, chosen), detail)
     data = [_top_row(series, row, metric, names.get(row, f"unknown-{row:x}")) for row in chosen]
     total: float | None = None
     if not with_latencies:
@@ -178,7 +179,7 @@ async def top(
 async def _of_rest(reader: HistoryReader, range_: Range, metric: TopMetric) -> float:
     """Return the metric of the tenants that have no row."""
     found = await reader.sum_up(
-        range_, (HEAD,), lambda: AllSums(range_, "rest", with_latencies=False), with_latencies=False
+        range_, (HEAD,), lambda: AllSums(range_, "rest", with_latencies=False), "none"
     )
     return float(found.result()[1][:, COLUMN_OF[metric]].sum())
 
@@ -186,7 +187,7 @@ async def _of_rest(reader: HistoryReader, range_: Range, metric: TopMetric) -> f
 def _top_row(sums: RowSums, row: int, metric: TopMetric, name: str) -> TopRow:
     counts, latencies = sums.counts[row], sums.latencies[row]
     calls, failed, refused, tokens, cost = counts.sum(axis=1).tolist()
-    p50_s, p95_s, _ = quantiles(latencies.sum(axis=1), SHARES)
+    p50_s, p95_s, _ = quantiles(sums.all_latencies[row], SHARES)
     points: list[float | None]
     if metric == "p95":
         points = [quantiles(latencies[:, place], SHARES)[1] for place in range(latencies.shape[1])]

@@ -257,7 +257,7 @@ class KeptLedger(MemoryLedger):
         return rows
 
     async def usage_sums(self, tenants: Sequence[str], days: Sequence[str]) -> dict[str, TenantUsage]:
-        """Return the settled usage, also that of earlier processes. days: the latest first."""
+        """Return the settled usage, also that of earlier processes. days: today first."""
         yesterday = day_of(self._now() - DAY_US)
         # Of today and yesterday everything is in memory once the folder was read.
         known = [day for day in days if day >= yesterday]

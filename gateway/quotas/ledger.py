@@ -194,7 +194,7 @@ class Ledger(Protocol):
         """
 
     async def usage_sums(self, tenants: Sequence[str], days: Sequence[str]) -> dict[str, TenantUsage]:
-        """Return the settled usage of several tenants, added up. days: the latest first.
+        """Return the settled usage of several tenants, added up. days: today first.
 
         A tenant without usage may be absent. Raises: QuotaUnavailable.
         """
@@ -412,7 +412,7 @@ class MemoryLedger(Ledger):
         ]
 
     async def usage_sums(self, tenants: Sequence[str], days: Sequence[str]) -> dict[str, TenantUsage]:
-        """Return the usage that this process has settled since its start. days: the latest first."""
+        """Return the usage that this process has settled since its start. days: today first."""
         return {tenant: self._sums(tenant, days) for tenant in tenants}
 
     async def limit_states(self, limits: Mapping[str, Sequence[Limit]]) -> dict[str, tuple[LimitStatus, ...]]:

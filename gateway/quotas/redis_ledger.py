@@ -46,7 +46,7 @@ from gateway.quotas.operations import (
 from gateway.quotas.usage import TenantUsage, UsageBy, UsageRow, UsageSum, usage_rows
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
-from gateway.store.scripts import load_script
+from gateway.store.scripts import Script, load_script
 
 logger = logging.getLogger("gateway")
 
@@ -55,6 +55,7 @@ STATES = load_script("meters", "states")
 # A call with so many hashes of usage, or limits, occupies Redis for about a millisecond.
 HASHES_TOGETHER = 400
 LIMITS_TOGETHER = 200
+READ_ATTEMPTS = 5
 RENEW = load_script("meters", "renew")
 BEAT = load_script("meters", "beat")
 FORGET = load_script("forget")
@@ -198,7 +199,7 @@ class RedisLedger(Ledger):
         return rows
 
     async def usage_sums(self, tenants: Sequence[str], days: Sequence[str]) -> dict[str, TenantUsage]:
-        """Return the usage of several tenants, added up. days: the latest first. Raises: QuotaUnavailable."""
+        """Return the usage of several tenants, added up. days: today first. Raises: QuotaUnavailable."""
         if not days:
             return {}
         together = 1 if self._client.is_cluster else max(1, HASHES_TOGETHER // len(days))
@@ -208,7 +209,7 @@ class RedisLedger(Ledger):
             for start in range(0, len(tenants), together):
                 part = tenants[start : start + together]
                 keys = [usage_key(tenant, day) for tenant in part for day in days]
-                reply = await self._client.run_script(SUMS, keys, msgspec.msgpack.encode(len(days)))
+                reply = await self._read(SUMS, keys, msgspec.msgpack.encode(len(days)))
                 counts = msgspec.msgpack.decode(reply, type=list[int])
                 for tenant, at in zip(part, range(0, len(counts), 6), strict=True):
                     latest, total = UsageSum(*counts[at : at + 3]), UsageSum(*counts[at + 3 : at + 6])
@@ -227,7 +228,7 @@ class RedisLedger(Ledger):
                 arguments = [[limit_argument(limit) for limit in limits[tenant]] for tenant in part]
                 now_us = self._now_us() if self._now_us else 0
                 argument = msgspec.msgpack.encode({"now": now_us, "limits": arguments})
-                reply = await self._client.run_script(STATES, keys, argument)
+                reply = await self._read(STATES, keys, argument)
                 states = msgspec.msgpack.decode(reply, type=list[list[list[int]] | bool])
                 for tenant, own in zip(part, states, strict=True):
                     # The state of a tenant that breaks every script is logged when it is used.
@@ -236,6 +237,16 @@ class RedisLedger(Ledger):
         except StoreUnavailable as error:
             raise QuotaUnavailable("the quota store is unavailable") from error
         return found
+
+    async def _read(self, script: Script, keys: Sequence[str], argument: bytes) -> bytes:
+        """Run a script that changes nothing, again after a timeout. Raises: StoreUnavailable.
+
+        The timeout is that of callers, which a busy machine exceeds now and then. Operators can wait longer.
+        """
+        for _ in range(READ_ATTEMPTS - 1):
+            with suppress(StoreUnavailable):
+                return await self._client.run_script(script, keys, argument)
+        return await self._client.run_script(script, keys, argument)
 
     def _parts(self, limits: Mapping[str, Sequence[Limit]]) -> Iterator[list[str]]:
         """Yield the tenants that have limits, as many at a time as one call of a script looks at."""

@@ -92,11 +92,12 @@ class Refusals:
         try:
             while True:
                 await asyncio.sleep(WRITE_EVERY_S)
-                await self._write()
+                await self.write()
         finally:
-            await self._write()
+            await self.write()
 
-    async def _write(self) -> None:
+    async def write(self) -> None:
+        """Write the counts that have changed, if the store can be used."""
         if not self._is_changed:
             return
         if self._client is not None:

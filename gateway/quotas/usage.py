@@ -78,7 +78,7 @@ NO_USAGE = UsageSum()
 
 
 class TenantUsage(msgspec.Struct, frozen=True):
-    """Settled usage of a tenant. latest: of the latest of some days. total: of all of them."""
+    """Settled usage of a tenant on some days. latest: of the first of them, today. total: of all."""
 
     latest: UsageSum = NO_USAGE
     total: UsageSum = NO_USAGE

@@ -34,7 +34,7 @@ ENGINE, STUB = "all-minilm-l6-v2", "bge-m3"
 # Time under load before an image is taken, in which windows and rates settle and the charts get points.
 SETTLE_S = 100.0
 CANCEL_AFTER_S = 25.0
-WIDE = {"width": 1180, "height": 860}
+WIDE = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
 TERMINAL_COLUMNS = 124
 TEXT = "what people ask a search for, of which there are many "
@@ -131,39 +131,43 @@ async def draw_terminal(url: str, folder: Path) -> None:
     await asyncio.to_thread((folder / "status.svg").write_text, drawn, encoding="utf-8")
 
 
+# Name of the file, colors, address behind #, what is waited for.
+PICTURES = (
+    ("ui-overview", "light", "overview?range=15m", ".plot canvas"),
+    ("ui-dark", "dark", "overview?range=15m", ".plot canvas"),
+    ("ui-calls", "light", "calls", "tbody tr"),
+    ("ui-tenants", "light", "tenants", "tbody tr"),
+    ("ui-tenant", "light", "tenants/ingest?range=15m", ".plot canvas"),
+    ("ui-keys", "light", "keys", "tbody tr"),
+    ("ui-models", "light", "models", "tbody tr"),
+    ("ui-upstreams", "light", "upstreams", "main .badge"),
+    ("ui-batches", "light", "batches", "tbody tr"),
+    ("ui-audit", "light", "audit", "tbody tr"),
+    ("ui-playground", "light", "playground", "#embed-answer table"),
+    ("ui-usage", "light", "usage?range=15m", ".plot canvas"),
+    ("ui-phone", "light", "overview?range=15m", ".plot canvas"),
+)
+
+
 async def draw_pages(url: str, folder: Path) -> None:
-    """Draw each page of the console, and some on a phone and in dark colors."""
+    """Draw each page of the console, one in dark colors and one on a phone."""
     from playwright.async_api import async_playwright
 
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     async with async_playwright() as running:
         browser = await running.chromium.launch(executable_path=chromium(), args=arguments)
-        for name, size, scheme, title, awaited in (
-            ("ui-overview", WIDE, "light", "Overview", "#charts canvas"),
-            ("ui-upstreams", WIDE, "light", "Upstreams", "#verify-members"),
-            ("ui-models", WIDE, "light", "Models", "#models tbody tr"),
-            ("ui-tenants", WIDE, "light", "Tenants and keys", "#keys tbody tr"),
-            ("ui-calls", WIDE, "light", "Recent calls", "#calls tbody tr"),
-            ("ui-jobs", WIDE, "light", "Jobs", "#jobs tbody tr"),
-            ("ui-playground", WIDE, "light", "Playground", "#embed-answer table"),
-            ("ui-usage", WIDE, "light", "My key", "#own-usage tbody tr"),
-            ("ui-dark", WIDE, "dark", "Overview", "#charts canvas"),
-            ("ui-phone", PHONE, "light", "Overview", "#charts canvas"),
-        ):
+        for name, scheme, address, awaited in PICTURES:
+            size = PHONE if name == "ui-phone" else WIDE
             context = await browser.new_context(viewport=size, color_scheme=scheme)
+            key = KEYS["search" if name == "ui-usage" else "ops"]
+            await context.add_init_script(f"sessionStorage.setItem('gateway.key', '{key}')")
             page = await context.new_page()
-            await page.goto(f"{url}/ui")
-            await page.get_by_label("API key").fill(KEYS["search" if title == "My key" else "ops"])
-            await page.get_by_role("button", name="Use").click()
-            await page.get_by_role("navigation").get_by_role("link", name=title, exact=True).click()
-            if title == "Playground":
-                await page.get_by_role("button", name="Embed").click()
-            if title == "Upstreams":
-                await page.get_by_label("Upstream to compare").select_option("bge")
-                await page.get_by_role("button", name="Verify").click()
+            await page.goto(f"{url}/ui#/{address}")
+            if name == "ui-playground":
+                await page.get_by_role("button", name="Embed", exact=True).click()
             await page.wait_for_selector(awaited)
             # A rate needs a second update.
-            await page.wait_for_timeout(2500)
+            await page.wait_for_timeout(4500)
             await page.screenshot(path=str(folder / f"{name}.png"))
             await context.close()
         await browser.close()

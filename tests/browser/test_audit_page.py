@@ -48,7 +48,7 @@ def test_restores_a_limit(audit: ObservedPage, stand: ConsoleStand) -> None:
     stand.make_tenant("acme", tokens_per_day=1000)
     stand.patch("acme", {"limits": {"tokens_per_day": 5, "requests_per_day": 7}, "weight": 3})
     open_restore(page, "acme")
-    cells = page.locator("#restored tbody td").all_inner_texts()
+    rows = [row.split("\t") for row in page.inner_text("#restored tbody").splitlines()]
     page.get_by_role("button", name="Restore", exact=True).click()
     page.wait_for_selector(".toast:has-text('acme is again what it was')")
     restored = settings_of(stand, "acme")
@@ -56,8 +56,8 @@ def test_restores_a_limit(audit: ObservedPage, stand: ConsoleStand) -> None:
     page.locator("#audit tbody tr").nth(1).wait_for()
     newest = page.locator("#audit tbody tr").first.inner_text()
 
-    assert ["limit tokens per day", "5", "1,000"] == cells[:3]
-    assert ["limit requests per day", "7", "not set"] == cells[3:6]
+    assert ["limit requests per day", "7", "not set"] in rows
+    assert ["limit tokens per day", "5", "1,000"] in rows
     assert ({"tokens_per_day": 1000}, 1) == (restored["limits"], restored["weight"])
     assert "1,000" in newest
     assert [] == audit.complaints
@@ -70,7 +70,7 @@ def test_a_change_meanwhile_is_not_overwritten(audit: ObservedPage, stand: Conso
     open_restore(page, "shared")
     stand.patch("shared", {"limits": {"tokens_per_day": 6}})
     page.get_by_role("button", name="Restore", exact=True).click()
-    page.wait_for_selector("dialog .problem:has-text('Somebody has changed shared meanwhile')")
+    page.wait_for_selector("dialog .problem:has-text('shared was changed meanwhile')")
     kept = settings_of(stand, "shared")["limits"]
     # It is read again, and says so next to the field.
     page.wait_for_selector("#restored td:has-text('changed since this record')")

@@ -1,6 +1,5 @@
 """The console at /ui in a real browser: status, playground, safety and accessibility."""
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -500,81 +499,3 @@ def test_keeps_the_selection_while_the_status_changes(watched: ObservedPage) -> 
             pass
     assert "attempt p50" in selected
     assert selected == watched.page.evaluate("String(getSelection())")
-
-
-@pytest.mark.parametrize("width", [360, 400, 1280])
-def test_docs_break_no_path(browser: Any, gateway: Served, width: int) -> None:
-    watched = ObservedPage(browser, gateway.url, "playground", viewport={"width": width, "height": 740})
-    watched.page.goto(f"{gateway.url}/docs")
-    widest = watched.page.evaluate("document.documentElement.scrollWidth")
-    broken = watched.page.evaluate(
-        "[...document.querySelectorAll('h3 code')].filter(path => path.getClientRects().length > 1)"
-        ".map(path => path.textContent)"
-    )
-    watched.context.close()
-
-    assert widest <= width
-    assert [] == broken
-
-
-def test_docs_show_without_console_errors(browser: Any, gateway: Served) -> None:
-    watched = ObservedPage(browser, gateway.url)
-    watched.complaints.clear()
-    watched.page.goto(f"{gateway.url}/docs")
-    text = text_of(watched.page, "body")
-    watched.context.close()
-
-    assert "/v1/embeddings" in text
-    assert [] == watched.complaints
-
-
-@pytest.fixture
-def reference(browser: Any, gateway: Served) -> Iterator[ObservedPage]:
-    """Open the page at /docs, with the form of /v1/embeddings unfolded."""
-    observed = ObservedPage(browser, gateway.url)
-    observed.complaints.clear()
-    observed.addresses.clear()
-    observed.page.goto(f"{gateway.url}/docs")
-    observed.page.get_by_text("Try POST /v1/embeddings", exact=True).click()
-    yield observed
-    observed.context.close()
-
-
-def sent(reference: ObservedPage, *, key: str = KEY, **fields: str) -> str:
-    """Return the reply that the form of /v1/embeddings shows."""
-    reference.page.get_by_label("API key").fill(key)
-    form = reference.page.locator(
-        "form", has=reference.page.get_by_label("Send POST /v1/embeddings", exact=True)
-    )
-    for name, value in fields.items():
-        form.locator(f"[name={name}]").fill(value)
-    form.get_by_role("button").click()
-    form.locator("button:enabled").wait_for()
-    text = form.locator("pre").text_content()
-    assert text is not None
-    return text
-
-
-def test_form_in_docs_shows_the_reply(reference: ObservedPage, gateway: Served) -> None:
-    reply = sent(reference, body='{"model": "bge", "input": "a"}')
-
-    assert reply.startswith("200 ")
-    assert "x-request-id: " in reply
-    assert '"object": "list"' in reply
-    assert [] == reference.complaints
-    assert [] == [
-        address for address in reference.addresses if not address.startswith((gateway.url, "data:"))
-    ]
-    assert not any(KEY in address for address in reference.addresses)
-
-
-def test_form_in_docs_shows_errors(reference: ObservedPage) -> None:
-    assert sent(reference, key="wrong-key").startswith("401 ")
-    assert "not JSON" in sent(reference, body='{"model"')
-    assert "braces" in sent(reference, body="{}", path="/models/{name}/v1/embeddings")
-    for path in ("//example.org/embed", "https://example.org/embed", "v1/embeddings"):
-        assert "begins with one slash" in sent(reference, body="{}", path=path)
-    body = json.dumps({"model": MARKUP, "input": "a"})
-
-    assert MARKUP in sent(reference, body=body, path="/v1/embeddings")
-    assert reference.page.title() != "1"

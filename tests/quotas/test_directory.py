@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +14,14 @@ from tests.conftest import KEY, Running, running_gateway
 from tests.fakes.tei import FakeTei
 from tests.quotas.many_tenants import LIMITS, MANY, fill_folder, fill_redis, name_of
 from tests.quotas.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 OPS = {"authorization": "Bearer ops"}
 READER = {"authorization": "Bearer reader"}
 NAMES = ["Ж" * 200, "שלום", "مرحبا", "<img src=x onerror=alert(1)>", "Éclair", "tenant with spaces", "%2e%2E"]
 
 
-def config(store: str, tenants: str = "") -> str:
+def config(store: str) -> str:
     reader = f'{{digest: "{key_digest("reader")}", id: reader, scopes: ["admin:read"]}}'
     return f"""
 quotas: {{store: "{store}"}}
@@ -34,7 +36,6 @@ tenants:
     keys: [{{digest: "{key_digest(KEY)}", id: caller, limits: {{requests_per_day: 4}}}}]
     limits: {{tokens_per_day: 100, budget_per_month: 1, requests_in_flight: 8}}
     model_limits: {{other: {{tokens_per_minute: 500}}}}
-{tenants}
 """
 
 
@@ -44,8 +45,17 @@ class Filled(NamedTuple):
     store: str
     file: Path | None
 
-    def boot(self, tenants: str = "") -> Any:
-        return running_gateway({"tei-0": FakeTei()}, config(self.store, tenants), tenants_file=self.file)
+    @asynccontextmanager
+    async def boot(self) -> AsyncIterator[Running]:
+        text = config(self.store)
+        async with running_gateway({"tei-0": FakeTei()}, text, tenants_file=self.file) as gateway:
+            # A gateway with tenants in its file is ready before it has read those of the store.
+            async with asyncio.timeout(PATIENCE_S):
+                while (  # noqa: ASYNC110 - each check is a request
+                    await gateway.client.get("/admin/keys?limit=1", headers=OPS)
+                ).status_code == 503:
+                    await asyncio.sleep(0.1)
+            yield gateway
 
 
 @pytest.fixture(scope="module", params=["redis", "file"])
@@ -337,7 +347,7 @@ async def test_the_tenant_of_the_first_key_is_listed() -> None:
 
 
 async def test_lists_answer_503_while_redis_is_away(own_redis: RedisServer) -> None:
-    async with running_gateway({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
+    async with Filled(own_redis.url, None).boot() as gateway:
         await listed(gateway, limit=1)
         own_redis.kill()
         replies = await asyncio.gather(

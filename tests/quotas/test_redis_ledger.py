@@ -120,6 +120,21 @@ class Both:
             assert names <= {*USERS}
             assert len(names) <= MOST_USERS
 
+    async def check_states(self, tenant: str, limits: tuple[Limit, ...]) -> None:
+        before = await self.memory.limit_states({tenant: limits, "none": limits})
+        assert before == await self.redis.limit_states({tenant: limits, "none": limits})
+        # Looking changes nothing.
+        assert before == await self.redis.limit_states({tenant: limits, "none": limits})
+
+    async def check_sums(self, tenants: list[str]) -> None:
+        days = ["2024-03-01", "2024-02-29"]
+        sums = await self.memory.usage_sums(tenants, days)
+        assert sums == await self.redis.usage_sums(tenants, days)
+        for tenant in tenants:
+            rows = await self.redis.usage(tenant, days)
+            assert sums[tenant].total.tokens == sum(row.tokens for row in rows)
+            assert sums[tenant].latest.requests == sum(row.requests for row in rows if row.day == days[0])
+
 
 async def _outcome(ledger: Ledger, request: QuotaRequest) -> Reservation | GatewayError:
     try:
@@ -275,11 +290,13 @@ async def play(
             await both.take_step(step, f"{run}{number}", run, limits, of_users)
         for tenant in TENANTS:
             await both.check_usage(f"{tenant}-{run}")
+            await both.check_states(f"{tenant}-{run}", limits)
             # The number of end users' limits is bounded, too: those by name, and those of all others.
             known = await client.execute("ZCARD", user_limits_key(f"{tenant}-{run}"))
             assert known <= (MOST_USERS + 1) * len(of_users)
             fields = await client.execute("HKEYS", keys_of(f"{tenant}-{run}")[0])
             assert known == sum(each.startswith(b"end user ") for each in fields)
+        await both.check_sums([f"{tenant}-{run}" for tenant in (*TENANTS, "none")])
     finally:
         await in_redis.aclose()
     assert all(isinstance(event, BudgetAlert) for event in events)

@@ -12,6 +12,7 @@ from gateway.quotas import kept_ledger
 from gateway.quotas.kept_ledger import COUNTS_FILE, USAGE_FOLDER, KeptLedger
 from gateway.quotas.ledger import QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost, Limit, parse_limit
+from gateway.quotas.usage import TenantUsage, UsageSum
 from tests.waiting import PATIENCE_S
 
 START_US = 1_795_773_600 * SECOND_US  # 2026-11-27 10:00 UTC
@@ -49,6 +50,29 @@ async def call(
 
 def day(clock: Clock) -> str:
     return kept_ledger.day_of(clock())
+
+
+async def test_sums_have_the_days_of_earlier_processes(tmp_path: Path, clock: Clock) -> None:
+    days = []
+    ledger = KeptLedger(tmp_path, clock)
+    for number in range(5):
+        days.insert(0, day(clock))
+        await call(ledger, 10 + number, ())
+        await call(ledger, 1, (), "globex")
+        await ledger.aclose()
+        clock.now_us += DAY_US
+        ledger = KeptLedger(tmp_path, clock)
+    days.insert(0, day(clock))
+    await call(ledger, 7, ())
+    for _ in range(2):
+        sums = await ledger.usage_sums(["acme", "globex", "none"], days)
+        assert UsageSum(1, 7, 7 * 10**6) == sums["acme"].latest
+        assert UsageSum(6, 67, 67 * 10**6) == sums["acme"].total
+        assert UsageSum(5, 5, 5 * 10**6) == sums["globex"].total
+        assert TenantUsage() == sums["none"]
+    assert UsageSum(2, 21, 21 * 10**6) == (await ledger.usage_sums(["acme"], days[4:]))["acme"].total
+    assert UsageSum(1, 14, 14 * 10**6) == (await ledger.usage_sums(["acme"], days[1:]))["acme"].latest
+    await ledger.aclose()
 
 
 async def test_days_months_and_usage_outlive_the_process(tmp_path: Path, clock: Clock) -> None:

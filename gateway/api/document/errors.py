@@ -64,12 +64,16 @@ _HOST = frozenset(
 )
 _KEYS = frozenset(("already_exists", "precondition_failed"))
 _FILES = frozenset(("file_storage_full", "batches_unavailable"))
-_ONLY_AT: Final = ((_HOST, ("Instances",)), (_KEYS, ("Operators", "Instances")), (_FILES, ("Batches", "Operators")))
+_ONLY_AT: Final = (
+    (_HOST, ("Instances",)),
+    (_KEYS, ("Operators", "Instances")),
+    (_FILES, ("Batches", "Operators")),
+)
 _KIND = re.compile(r"`(\w+)`")
 
 
 def narrow_errors(operation: dict[str, Any]) -> None:
-    """Remove the statuses of an operation that no kind of its section has, and name the kinds of the others."""
+    """Remove from an operation the statuses and kinds that cannot occur in its section."""
     tag = operation["tags"][0]
     foreign = {kind for kinds, tags in _ONLY_AT if tag not in tags for kind in kinds}
     for status, response in list(operation["responses"].items()):

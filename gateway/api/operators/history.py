@@ -53,7 +53,11 @@ class HistoryApi:
         self._known_name = known_name
         self._is_alone = is_alone
         self._clock = clock
-        self._reader = HistoryReader(keeper.store, keeper.current if is_alone else lambda: None)
+        self._reader = (
+            HistoryReader(keeper.store, keeper.current, keeper.lock)
+            if is_alone
+            else HistoryReader(keeper.store, lambda: None)
+        )
         # A tenant that asks for many charts delays no operator.
         self._replies = {"operator": ReplyCache(), "tenant": ReplyCache()}
 

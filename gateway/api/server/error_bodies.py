@@ -137,7 +137,9 @@ def document_errors(*dialects: ErrorFormat) -> dict[int, ResponseSpec]:
             envelopes[status] = dialect.envelope if envelope is None else envelope | dialect.envelope
     return {
         status: ResponseSpec(
-            envelope, generate_examples=False, description=_with_kinds(HTTPStatus(status).phrase, kinds[status])
+            envelope,
+            generate_examples=False,
+            description=_with_kinds(HTTPStatus(status).phrase, kinds[status]),
         )
         for status, envelope in sorted(envelopes.items())
     }
