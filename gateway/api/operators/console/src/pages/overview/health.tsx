@@ -18,7 +18,7 @@ function Well({ snapshot }: { snapshot: Snapshot }) {
     `running for ${duration(uptime_s)}`,
   ];
   return (
-    <p class="health tone-good" id="health" role="status">
+    <p class="health-line tone-good" id="health" role="status">
       <Icon of={CircleCheck} />
       <b>All is well</b>
       <span class="health-facts">{facts.join(" · ")}</span>
@@ -32,7 +32,7 @@ export function Health({ snapshot, troubles }: { snapshot: Snapshot; troubles: T
   const shown = isWhole ? troubles : troubles.slice(0, SHOWN);
   const hidden = troubles.length - shown.length;
   return (
-    <section class={`health tone-${troubles[0]!.tone}`} id="health" aria-label="Troubles">
+    <section class={`health-line tone-${troubles[0]!.tone}`} id="health" aria-label="Troubles">
       <ul id="troubles">
         {shown.map(({ tone, text, href }) => (
           <li key={text}>
