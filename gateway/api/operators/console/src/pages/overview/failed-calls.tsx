@@ -2,7 +2,7 @@
 import { CircleCheck } from "lucide";
 import { get } from "../../lib/api.ts";
 import { failureClass } from "../../lib/failures.ts";
-import { ago, count, plural } from "../../lib/format.ts";
+import { ago, plural } from "../../lib/format.ts";
 import { useLoad } from "../../lib/load.ts";
 import { href } from "../../lib/route.ts";
 import { Badge } from "../../ui/badge.tsx";
@@ -68,13 +68,13 @@ function Row({ group }: { group: Group }) {
 }
 
 export function FailedCalls() {
-  const { content, problem } = useLoad(() => get<{ kept: number; calls: FailedCall[] }>("/admin/calls?failed=true"), REFRESH_INTERVAL_MS);
+  const { content, problem } = useLoad(() => get<{ calls: FailedCall[] }>("/admin/calls?failed=true"), REFRESH_INTERVAL_MS);
   const groups = content ? groupsOf(content.calls) : [];
   const hidden = groups.length - SHOWN;
   return (
     <Card
       title="What failed"
-      note={content ? `Among the last ${count(content.kept)} calls` : undefined}
+      note="Among the recent calls that are kept"
       span={6}
       id="failed-calls"
       actions={<a href={href("calls", [], { failed: "true" })}>All failed calls</a>}
