@@ -156,7 +156,9 @@ def test_an_operator_who_only_reads_is_offered_no_change(browser: Any, stand: St
     assert not {"New name", "Pull a model", "Download", "Check"} & set(names)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (400, "light"), (360, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (400, "light"), (360, "dark")]
+)
 def test_fits_the_screen_and_has_no_accessibility_violation(
     browser: Any, stand: Stand, width: int, scheme: str
 ) -> None:
