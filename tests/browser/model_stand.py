@@ -46,9 +46,10 @@ models:
 
 
 class Stand:
-    """A gateway and its servers. released: until it is set, the first replica of `pair` answers no text "slow".
+    """A gateway and its servers.
 
-    leave: closes the server of `leaving`.
+    released: until it is set, the first replica of `pair` answers no text "slow". leave: closes the server of
+    `leaving`.
     """
 
     def __init__(self, folder: Path, resources: ExitStack) -> None:
@@ -88,8 +89,12 @@ class Stand:
 
 def opened(browser: Any, stand: Stand, view: str, key: str = OPERATOR, **options: Any) -> ObservedPage:
     """Open the console with a key of an operator."""
+    # A narrow screen has the way out in a drawer: the key is typed on a wide one.
+    size = options.pop("viewport", None)
     observed = ObservedPage(browser, stand.gateway.url, view, **options)
     observed.use_key(key)
+    if size is not None:
+        observed.page.set_viewport_size(size)
     # The browser reports that a key was asked for at first.
     observed.complaints.clear()
     return observed
