@@ -11,6 +11,8 @@ PLAIN_PATHS = frozenset(
         "/admin/manager/metrics",
         "/admin/models",
         "/admin/registry",
+        "/docs/docs.css",
+        "/docs/docs.js",
         "/admin/drain",
         "/admin/undrain",
         "/admin/fleet",

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Mapping
 from operator import attrgetter
 from pathlib import Path
@@ -151,6 +151,9 @@ def _name(event: ReplicaChanged | ReplicaSlow | SpaceChecked) -> str:
 logger = logging.getLogger(__name__)
 
 CALLS_MAX = 250
+# Failed calls that are kept longer, of so many tenants.
+FAILED_OF_TENANT = 10
+FAILED_TENANTS = 50
 WRITE_INTERVAL_S = 1.0
 FILE_PREFIX = "recent-calls-"
 
@@ -189,6 +192,7 @@ class RecentCall(msgspec.Struct, frozen=True):
 class RecentCalls:
     """The last calls of this worker, and of the others by their files.
 
+    The last failed calls of a tenant stay when calls of others have taken the places of the rest.
     folder: shared by the workers, None in a gateway of one worker. clock: seconds since 1970.
     """
 
@@ -200,18 +204,38 @@ class RecentCalls:
         self._clock = clock
         # Events are kept as they are: most are dropped before anybody reads them.
         self._ended: deque[tuple[float, CallFinished]] = deque(maxlen=CALLS_MAX)
+        # By tenant, the one that failed last at the end.
+        self._failed: OrderedDict[str | None, deque[tuple[float, CallFinished]]] = OrderedDict()
         self._written_s = 0.0
 
     def observe(self, event: Event) -> None:
         """Keep a call, unless it belongs to monitoring."""
         if isinstance(event, CallFinished) and not is_monitoring(event.route):
-            self._ended.append((self._clock(), event))
+            ended = self._clock(), event
+            self._ended.append(ended)
+            if event.outcome != "ok":
+                self._keep_failed(ended)
+
+    def _keep_failed(self, ended: tuple[float, CallFinished]) -> None:
+        tenant = ended[1].tenant
+        self._failed.setdefault(tenant, deque(maxlen=FAILED_OF_TENANT)).append(ended)
+        self._failed.move_to_end(tenant)
+        if len(self._failed) > FAILED_TENANTS:
+            self._failed.popitem(last=False)
 
     def calls(self) -> list[RecentCall]:
-        """Return the last calls of all workers, the newest first."""
-        own = [_recent(at_s, event) for at_s, event in reversed(self._ended)]
-        found = own + [call for file in self._other_files() for call in _read(file)]
-        return sorted(found, key=lambda call: call.at_s, reverse=True)[:CALLS_MAX]
+        """Return the last calls of all workers, the newest first, and behind them failed ones before."""
+        found = self._own() + [call for file in self._other_files() for call in _read(file)]
+        found.sort(key=attrgetter("at_s"), reverse=True)
+        failed = [call for call in found[CALLS_MAX:] if call.outcome != "ok"]
+        return found[:CALLS_MAX] + failed[: FAILED_TENANTS * FAILED_OF_TENANT]
+
+    def _own(self) -> list[RecentCall]:
+        """Return the calls of this worker, each once."""
+        first = self._ended[0] if self._ended else None
+        older = (ended for failed in self._failed.values() for ended in failed)
+        dropped = [] if first is None else [ended for ended in older if ended[0] < first[0]]
+        return [_recent(at_s, event) for at_s, event in (*dropped, *self._ended)]
 
     def write(self) -> None:
         """Write this worker's calls for the others, if there are new ones."""
@@ -220,7 +244,7 @@ class RecentCalls:
         self._written_s = self._ended[-1][0]
         partial = self._file.with_suffix(".partial")
         try:
-            partial.write_bytes(msgspec.json.encode([_recent(at_s, event) for at_s, event in self._ended]))
+            partial.write_bytes(msgspec.json.encode(self._own()))
             partial.replace(self._file)
         except OSError as error:
             logger.warning("the recent calls could not be written: %s", error)

@@ -2,9 +2,8 @@
 
 import csv
 import io
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -238,53 +237,6 @@ def test_adds_changes_and_removes_an_upstream(console: ObservedPage, upstream: s
     assert console.complaints == []
 
 
-def test_lists_calls_of_all_workers_without_content(console: ObservedPage, gateway: Served) -> None:
-    secret = "the text that no page may show"
-    ids = set()
-    for _ in range(12):
-        # Each connection may come to another worker.
-        with gateway.client() as client:
-            headers = {"authorization": f"Bearer {OPERATOR}"}
-            reply = client.post("/v1/embeddings", json={"model": "bge", "input": secret}, headers=headers)
-            ids.add(reply.headers["x-request-id"])
-    console.show("Recent calls")
-    for id_ in ids:
-        console.page.wait_for_selector(f"#calls tbody tr:has-text('{id_}')")
-    shown = rows(console.page, "#calls")
-
-    assert {"ok"} == {row[1] for row in shown if row[-1] in ids}
-    assert {"ops"} == {row[3] for row in shown if row[-1] in ids}
-    assert all(row[-2].startswith("http://127.0.0.1:") for row in shown if row[-1] in ids)
-    assert secret not in console.page.content()
-    console.page.get_by_label("only failed").check()
-    for id_ in ids:
-        console.page.wait_for_selector(f"#calls tbody tr:has-text('{id_}')", state="detached")
-
-
-def test_draws_the_last_hour(console: ObservedPage, gateway: Served) -> None:
-    console.page.wait_for_selector("#charts canvas", timeout=45_000)
-    labels = [
-        chart.get_attribute("aria-label") for chart in console.page.query_selector_all("#charts [role=img]")
-    ]
-    console.page.get_by_text("As a table").first.click()
-    columns = console.page.inner_text("#charts figure:first-child thead")
-    drawn = console.page.eval_on_selector(
-        "#charts canvas",
-        """canvas => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height)
-            .data.some(Boolean)""",
-    )
-
-    assert [
-        "Calls per second",
-        "Latency of interactive calls",
-        "Tokens per second",
-        "Waiting and in flight",
-    ] == [label.partition(":")[0] for label in labels]
-    assert "failed" in columns
-    assert drawn
-    assert console.complaints == []
-
-
 def test_usage_is_shown_and_downloaded(console: ObservedPage, gateway: Served) -> None:
     console.show("Tenants and keys")
     make_tenant_with_usage(console, gateway)
@@ -311,34 +263,6 @@ def make_tenant_with_usage(console: ObservedPage, gateway: Served) -> None:
     text = make_key(console, "counted", "counted-key")
     with gateway.client() as client:
         assert call_until(client, {"authorization": f"Bearer {text}"}, 200).status_code == 200
-
-
-def test_a_key_of_a_tenant_sees_only_its_own(browser: Any, console: ObservedPage, gateway: Served) -> None:
-    console.show("Tenants and keys")
-    make_tenant(console.page, "holder", "tokens_per_day: 100_000")
-    text = make_key(console, "holder", "own")
-    in_a_row = 0
-    while in_a_row < 10:
-        # Each connection may come to another worker, which learns of the key within a second.
-        with gateway.client() as client:
-            reply = call_until(client, {"authorization": f"Bearer {text}"}, 200)
-            in_a_row = in_a_row + 1 if reply.status_code == 200 else 0
-    own = ObservedPage(browser, gateway.url, "usage")
-    own.use_key(text)
-    own.page.wait_for_selector("#own-key:has-text('holder')")
-    limits = own.page.inner_text("#own-limits")
-    own.page.goto(f"{gateway.url}/ui#/tenants")
-    own.page.wait_for_selector("h2:text-is('My key')")
-    note = own.page.inner_text("#key-note")
-    titles = own.page.locator("nav a").all_inner_texts()
-    problems = own.page.locator(".problem").count()
-    own.context.close()
-
-    assert "tokens_per_day" in limits
-    assert "left" in limits
-    assert "Key accepted, models: 1. Pages of operators need the scope admin or admin:read." in note
-    assert titles == ["Jobs", "Playground", "My key", "API"]
-    assert problems == 0
 
 
 def test_marks_keys_whose_tenant_is_not_defined(console: ObservedPage) -> None:
@@ -403,88 +327,6 @@ def new_tenant(client: httpx.Client, name: str, **limits: int) -> str:
     text = client.post("/admin/keys", json={"tenant": name, "id": name}).json()["key"]
     client.headers["authorization"] = f"Bearer {text}"
     return str(text)
-
-
-def line(custom_id: str) -> str:
-    """Return a line of a batch."""
-    request = {"custom_id": custom_id, "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}}
-    return f"{json.dumps(request)}\n"
-
-
-def test_shows_what_a_cancelled_batch_has_not_run(console: ObservedPage, gateway: Served) -> None:
-    with gateway.client() as client:
-        # The upload and the creation cost a request each, and so does each line.
-        new_tenant(client, "short", requests_per_day=3)
-        batch = create_batch(client, "".join(map(line, "abc")))
-    page = console.page
-    page.on("dialog", lambda dialog: dialog.accept())
-    console.show("Jobs")
-    page.get_by_role("button", name=f"Cancel {batch}").click()
-    page.wait_for_selector(f"#jobs tr:has-text('{batch}'):has-text('cancelled'):has-text('not run')")
-
-    assert "failed" not in page.inner_text(f"#jobs tr:has-text('{batch}')")
-    assert console.complaints == []
-
-
-def test_shows_and_fetches_batches(browser: Any, console: ObservedPage, gateway: Served) -> None:
-    with gateway.client() as client:
-        text = new_tenant(client, "batches")
-        good = run_batch(client, line("a"))
-        bad = run_batch(client, "no JSON\n" * 5)
-        client.headers["authorization"] = f"Bearer {OPERATOR}"
-        limits = {"limits": {"batch_tokens_per_day": 8}}
-        client.put("/admin/tenants/batches", json=limits).raise_for_status()
-        lines_run = client.get("/admin/status").json()["calls"]["bulk"]["counts"][-1]
-        client.headers["authorization"] = f"Bearer {text}"
-        waiting = create_batch(client, "".join(line(str(number)) for number in range(20)))
-    console.show("Jobs")
-    console.page.wait_for_selector(
-        f"#jobs tr:has-text('{waiting}'):has-text('Waits: limit batch_tokens_per_day (8)')"
-    )
-    console.page.wait_for_selector(f"#jobs tr:has-text('{good}'):has-text('completed'):has-text('1 of 1')")
-    console.page.wait_for_selector(
-        f"#jobs tr:has-text('{bad}'):has-text('lines 1, 2, 3 and 2 more: the line is not valid JSON')"
-    )
-    everyone = console.page.inner_text("#jobs-owner")
-    own = ObservedPage(browser, gateway.url, "jobs")
-    own.use_key(text)
-    own.page.wait_for_selector(f"#jobs tr:has-text('{good}')")
-    with own.page.expect_download() as download:
-        own.page.get_by_role("button", name=f"Results of {good}").click()
-    result = Path(download.value.path()).read_text()
-    own.context.close()
-
-    assert lines_run >= 1
-    assert everyone.startswith("Batches of all tenants.")
-    assert '"custom_id":"a"' in result
-    assert console.complaints == []
-
-
-def create_batch(client: httpx.Client, content: str) -> str:
-    """Upload a file, create a batch of it, and return its id."""
-    upload = {"file": ("input.jsonl", content.encode())}
-    file = until_known(lambda: client.post("/v1/files", data={"purpose": "batch"}, files=upload))["id"]
-    body = {"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}
-    return str(until_known(lambda: client.post("/v1/batches", json=body))["id"])
-
-
-def run_batch(client: httpx.Client, content: str) -> str:
-    """Run a batch to its end, and return its id."""
-    batch = create_batch(client, content)
-    end_s = time.monotonic() + 20
-    while time.monotonic() < end_s:
-        if until_known(lambda: client.get(f"/v1/batches/{batch}"))["status"] in {"completed", "failed"}:
-            return batch
-    raise AssertionError("the batch has not ended")
-
-
-def until_known(send: Callable[[], httpx.Response]) -> Any:
-    """Return the reply once every worker knows the key."""
-    end_s = time.monotonic() + 10
-    while (reply := send()).status_code in {401, 403} and time.monotonic() < end_s:
-        pass
-    assert reply.status_code == 200, reply.text
-    return reply.json()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -8,12 +8,14 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 OPERATORS = Path(__file__).parents[2] / "gateway/api/operators"
 SOURCES, PAGE = OPERATORS / "console", OPERATORS / "page"
 
 
 def digest_of_sources() -> str:
-    """Return the digest that the build writes into the first line of page.js."""
+    """Return the digest that the build writes into the first line of each script."""
     names = ["build.mjs", "package-lock.json", "package.json", "tsconfig.json"]
     names += [path.relative_to(SOURCES).as_posix() for path in (SOURCES / "src").rglob("*") if path.is_file()]
     digest = hashlib.sha256()
@@ -22,8 +24,9 @@ def digest_of_sources() -> str:
     return digest.hexdigest()
 
 
-def test_the_built_script_is_current() -> None:
-    first_line = (PAGE / "page.js").read_text().partition("\n")[0]
+@pytest.mark.parametrize("name", ["page.js", "docs.js"])
+def test_the_built_script_is_current(name: str) -> None:
+    first_line = (PAGE / name).read_text().partition("\n")[0]
     assert first_line.endswith(f"sha256 {digest_of_sources()}"), "run `make console`"
 
 
@@ -42,7 +45,7 @@ def test_the_packages_are_pinned_and_licensed() -> None:
 
 
 def test_no_request_leaves_the_gateway() -> None:
-    for name in ("page.js", "page.css", "index.html"):
+    for name in ("page.js", "page.css", "index.html", "docs.js", "docs.css", "docs.html"):
         text = (PAGE / name).read_text()
         addresses = set(re.findall(r"https?://[^\s\"'`)]+", text)) - {"http://www.w3.org/2000/svg"}
         assert {address for address in addresses if "www.w3.org" not in address} == set(), name

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
+import msgspec
+
 from gateway.events import AttemptFinished, CallFinished
-from gateway.telemetry.history import CALLS_MAX, RecentCalls
+from gateway.telemetry.history import CALLS_MAX, FAILED_OF_TENANT, FAILED_TENANTS, RecentCalls
 
 
 def call(request_id: str, route: str = "/v1/embeddings") -> CallFinished:
@@ -65,3 +67,33 @@ def test_workers_see_each_others_calls(tmp_path: Path) -> None:
     # A file that cannot be read is left out.
     (tmp_path / "recent-calls-1.json").write_bytes(b"[{")
     assert [found.request_id for found in workers[0].calls()] == ["2", "0"]
+
+
+def failed_call(request_id: str, tenant: str) -> CallFinished:
+    return msgspec.structs.replace(call(request_id), tenant=tenant, status=502, outcome="upstream_failed")
+
+
+def test_the_failures_of_a_tenant_outlast_the_calls_of_others(tmp_path: Path) -> None:
+    clock = ticking()
+    workers = [RecentCalls(tmp_path, worker, clock) for worker in range(2)]
+    workers[0].observe(failed_call("quiet", "small"))
+    for number in range(CALLS_MAX * 2):
+        workers[number % 2].observe(call(str(number)))
+        workers[1].observe(failed_call(f"failed-{number}", "noisy"))
+    for worker in workers:
+        worker.write()
+
+    for worker in workers:
+        found = [found.request_id for found in worker.calls()]
+        assert found[-1] == "quiet"
+        assert len(found) == len(set(found)) < CALLS_MAX * 2
+
+
+def test_the_number_of_kept_failures_is_bounded() -> None:
+    recent = RecentCalls(clock=ticking())
+    for number in range(FAILED_TENANTS * 3):
+        for _ in range(FAILED_OF_TENANT * 2):
+            recent.observe(failed_call("failed", f"tenant-{number}"))
+    for number in range(CALLS_MAX):
+        recent.observe(call(str(number)))
+    assert len(recent.calls()) == CALLS_MAX + FAILED_TENANTS * FAILED_OF_TENANT

@@ -73,7 +73,7 @@ _KIND = re.compile(r"`(\w+)`")
 
 
 def narrow_errors(operation: dict[str, Any]) -> None:
-    """Remove the statuses of an operation that no kind of its section has, and name the kinds of the others."""
+    """Remove from an operation the statuses and kinds that cannot occur in its section."""
     tag = operation["tags"][0]
     foreign = {kind for kinds, tags in _ONLY_AT if tag not in tags for kind in kinds}
     for status, response in list(operation["responses"].items()):

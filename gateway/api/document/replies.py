@@ -1,6 +1,6 @@
-"""Meanings of the fields of replies and error bodies, by `Struct.field`, or by a name that means one thing everywhere.
+"""Meanings of the fields of replies and error bodies, by `Struct.field` or by the field.
 
-A field that its struct describes keeps that description.
+A name without a struct means one thing everywhere. A field that its struct describes keeps that description.
 """
 
 from typing import Any, Final

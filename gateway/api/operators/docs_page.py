@@ -28,7 +28,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-# A page and a script of different releases would not work together: a browser asks whether its copy is current.
+# Browsers ask whether their copies are current: files of different releases would not work together.
 DOCS_HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -80,7 +80,8 @@ def page_response(request: Request[Any, Any, Any], *, has_console: bool) -> Resp
 
     has_console: the console is served at the address that the request came to.
     """
-    is_below = request.scope["path"] != "/docs"
+    # As it was sent: the router removes a slash at the end, to which the names of files are relative too.
+    is_below = request.scope["raw_path"].partition(b"?")[0] != b"/docs"
     page = _page("" if is_below else "docs/", ("../ui" if is_below else "ui") if has_console else "")
     return page.response(request, HTML)
 

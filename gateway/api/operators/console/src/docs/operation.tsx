@@ -91,7 +91,7 @@ export function OperationView({ api, operation, path, base }: OperationProps) {
           <Answers api={api} operation={operation} />
         </div>
         <div class="operation-side">
-          <TryOut operation={operation} draft={draft} onChange={setDraft} base={base} />
+          <TryOut operation={operation} draft={draft} onChange={setDraft} base={base} schemas={schemas} />
           <section class="card" aria-label="Code">
             <h2>Code</h2>
             <Code samples={samples} />

@@ -1,6 +1,6 @@
 // One request as a form describes it: what is sent, and what the samples of code show.
 import type { Operation, Parameter, Schema } from "./document.ts";
-import { exampleOf, type Schemas } from "./schema.ts";
+import { exampleOf, resolve, type Schemas } from "./schema.ts";
 
 export type Form = Record<string, string | File>;
 
@@ -31,7 +31,10 @@ export const FORM_TYPE = "multipart/form-data";
 
 export const bodyOf = (operation: Operation) => operation.raw.requestBody?.content ?? {};
 
-export const formSchemaOf = (operation: Operation): Schema | undefined => bodyOf(operation)[FORM_TYPE]?.schema;
+export function formSchemaOf(operation: Operation, schemas: Schemas): Schema | undefined {
+  const schema = bodyOf(operation)[FORM_TYPE]?.schema;
+  return schema && resolve(schema, schemas);
+}
 
 // The parameters of one path of an operation: names in the path differ between its paths.
 export function parametersOf(operation: Operation, path: string): Parameter[] {

@@ -125,7 +125,7 @@ export function exampleOf(schema: Schema, schemas: Schemas, name = "", depth = 0
     return Object.fromEntries(members.map(([key, member]) => [key, exampleOf(member, schemas, key, depth + 1)]));
   }
   if (target.type === "object") return {};
-  if (target.type === "integer") return name.endsWith("_at") || name === "created" ? 1_790_000_000 : 1;
+  if (target.type === "integer") return name.endsWith("_at") || name === "created" ? 1_790_000_000 : name === "index" ? 0 : 1;
   if (target.type === "number") return 0.83;
   if (target.type === "boolean") return true;
   return target.type === "string" ? (name === "model" ? "bge" : "text") : null;

@@ -12,16 +12,17 @@ import { modelsFor, type ServedModel, servedFor, withModel } from "./models.ts";
 import { type ShownReply, sendRequest } from "./reply.ts";
 import { ReplyView } from "./reply-view.tsx";
 import { type Draft, formSchemaOf, parametersOf, requestOf } from "./request.ts";
-import { valuesOf } from "./schema.ts";
+import { type Schemas, valuesOf } from "./schema.ts";
 
 export interface TryOutProps {
   operation: Operation;
   draft: Draft;
   onChange: (change: (draft: Draft) => Draft) => void;
   base: string;
+  schemas: Schemas;
 }
 
-export function TryOut({ operation, draft, onChange, base }: TryOutProps) {
+export function TryOut({ operation, draft, onChange, base, schemas }: TryOutProps) {
   const [key, setTyped] = useState(currentKey);
   const [models, setModels] = useState<ServedModel[]>([]);
   const [busy, setBusy] = useState(false);
@@ -56,7 +57,7 @@ export function TryOut({ operation, draft, onChange, base }: TryOutProps) {
     }
   };
   const setValue = (name: string, value: string) => onChange((before) => ({ ...before, values: { ...before.values, [name]: value } }));
-  const form = formSchemaOf(operation);
+  const form = formSchemaOf(operation, schemas);
   const changes = operation.method !== "GET" && operation.path.startsWith("/admin");
   return (
     <section class="card try-out" aria-label="Try it">

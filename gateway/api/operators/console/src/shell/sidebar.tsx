@@ -90,12 +90,12 @@ export function Sidebar(props: SidebarProps) {
         <Links {...props} />
         <Foot {...props} />
       </aside>
-      <div class="topbar">
+      <header class="topbar">
         <Button kind="ghost" icon={Menu} label="Open the navigation" onClick={() => drawer.current?.showModal()} />
         <Logo size={24} />
         <span class="clip">{title || "Embedding gateway"}</span>
         <ThemeButton />
-      </div>
+      </header>
       <dialog
         class="drawer"
         ref={drawer}
