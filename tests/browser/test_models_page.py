@@ -91,7 +91,7 @@ def test_adds_changes_and_removes_a_name(console: ObservedPage) -> None:
     page.get_by_role("button", name="Save the name").click()
     page.wait_for_selector(".field-error:has-text('router.yaml defines it')")
     page.get_by_label("Name for callers").fill("org/new")
-    page.get_by_label("Upstream").select_option("half")
+    page.get_by_label("Upstream", exact=True).select_option("half")
     page.get_by_label("Price of a million tokens, in EUR").fill("-3")
     page.get_by_role("button", name="Save the name").click()
     page.wait_for_selector(".field:has(label:has-text('Price')) .field-error")
@@ -156,7 +156,9 @@ def test_an_operator_who_only_reads_is_offered_no_change(browser: Any, stand: St
     assert not {"New name", "Pull a model", "Download", "Check"} & set(names)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (400, "light"), (360, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (400, "light"), (360, "dark")]
+)
 def test_fits_the_screen_and_has_no_accessibility_violation(
     browser: Any, stand: Stand, width: int, scheme: str
 ) -> None:
