@@ -237,30 +237,6 @@ def test_adds_changes_and_removes_an_upstream(console: ObservedPage, upstream: s
     assert console.complaints == []
 
 
-def test_draws_the_last_hour(console: ObservedPage, gateway: Served) -> None:
-    console.page.wait_for_selector("#charts canvas", timeout=45_000)
-    labels = [
-        chart.get_attribute("aria-label") for chart in console.page.query_selector_all("#charts [role=img]")
-    ]
-    console.page.get_by_text("As a table").first.click()
-    columns = console.page.inner_text("#charts figure:first-child thead")
-    drawn = console.page.eval_on_selector(
-        "#charts canvas",
-        """canvas => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height)
-            .data.some(Boolean)""",
-    )
-
-    assert [
-        "Calls per second",
-        "Latency of interactive calls",
-        "Tokens per second",
-        "Waiting and in flight",
-    ] == [label.partition(":")[0] for label in labels]
-    assert "failed" in columns
-    assert drawn
-    assert console.complaints == []
-
-
 def test_usage_is_shown_and_downloaded(console: ObservedPage, gateway: Served) -> None:
     console.show("Tenants and keys")
     make_tenant_with_usage(console, gateway)

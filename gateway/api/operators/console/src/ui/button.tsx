@@ -13,6 +13,8 @@ export interface ButtonProps {
   icon?: IconNode;
   // Only the icon is shown; `label` is its name.
   label?: string;
+  // The whole name of a button whose text is shorter, such as Drain in a row. It begins with the text.
+  ariaLabel?: string;
   busy?: boolean;
   disabled?: boolean;
   isSmall?: boolean;
@@ -30,7 +32,7 @@ export function Button(props: ButtonProps) {
   );
   if (href !== undefined) {
     return (
-      <a id={id} class={name} href={href} aria-label={label} title={children ? undefined : label} onClick={onClick}>
+      <a id={id} class={name} href={href} aria-label={props.ariaLabel ?? label} title={children ? undefined : label} onClick={onClick}>
         {content}
       </a>
     );
@@ -40,7 +42,7 @@ export function Button(props: ButtonProps) {
       id={id}
       class={name}
       type={type}
-      aria-label={label}
+      aria-label={props.ariaLabel ?? label}
       title={children ? undefined : label}
       aria-busy={busy}
       disabled={props.disabled || busy}

@@ -3,7 +3,15 @@ import { useState } from "preact/hooks";
 import { Check, Copy } from "lucide";
 import { Button } from "./button.tsx";
 
-export function CopyButton({ text, target, label = "Copy" }: { text: string; target?: string; label?: string }) {
+export interface CopyButtonProps {
+  text: string;
+  target?: string;
+  label?: string;
+  // Only the icon is shown.
+  isIcon?: boolean;
+}
+
+export function CopyButton({ text, target, label = "Copy", isIcon }: CopyButtonProps) {
   const [done, setDone] = useState("");
   async function copy() {
     try {
@@ -17,8 +25,8 @@ export function CopyButton({ text, target, label = "Copy" }: { text: string; tar
   }
   return (
     <span class="copy">
-      <Button isSmall kind="ghost" icon={done === "Copied" ? Check : Copy} onClick={copy}>
-        {label}
+      <Button isSmall kind="ghost" icon={done === "Copied" ? Check : Copy} label={isIcon ? label : undefined} onClick={copy}>
+        {isIcon ? undefined : label}
       </Button>
       <span class="note" role="status">
         {done}

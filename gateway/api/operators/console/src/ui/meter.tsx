@@ -1,8 +1,15 @@
 // A share of a bound. It turns to the colors of a warning from 80 percent and of a failure from 100.
 import { percent } from "../lib/format.ts";
+import type { Tone } from "./badge.tsx";
 
-export function Meter({ share, label }: { share: number; label: string }) {
-  const tone = share >= 1 ? "bad" : share >= 0.8 ? "warn" : "good";
+export interface MeterProps {
+  share: number;
+  label: string;
+  // Of a share that is no reason to worry, such as progress.
+  tone?: Tone;
+}
+
+export function Meter({ share, label, tone = share >= 1 ? "bad" : share >= 0.8 ? "warn" : "good" }: MeterProps) {
   const shown = Math.max(0, Math.min(1, share));
   return (
     <div

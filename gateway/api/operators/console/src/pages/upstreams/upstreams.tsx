@@ -1,11 +1,9 @@
-// Upstreams.
-import { Page } from "../../ui/page.tsx";
-import { Skeleton } from "../../ui/states.tsx";
+// Upstreams: all of them, or the one in the address.
+import { useRoute } from "../../lib/route.ts";
+import { AllUpstreams } from "./all-upstreams.tsx";
+import { UpstreamPage } from "./upstream-page.tsx";
 
 export function Upstreams() {
-  return (
-    <Page title="Upstreams">
-      <Skeleton />
-    </Page>
-  );
+  const [name] = useRoute().rest;
+  return name === undefined ? <AllUpstreams /> : <UpstreamPage name={name} />;
 }
