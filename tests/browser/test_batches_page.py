@@ -49,7 +49,7 @@ def test_shows_what_a_cancelled_batch_has_not_run(batches: ObservedPage, stand: 
     row.get_by_role("button", name="Cancel").click()
     page.get_by_text("The other lines are not run.").wait_for()
     page.get_by_role("button", name="Cancel", exact=True).click()
-    page.wait_for_selector("dialog", state="detached")
+    page.wait_for_selector("dialog.modal", state="detached")
     row.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Cancel the batch").click()
     page.wait_for_selector(f".toast:has-text('{batch} is being cancelled')")
