@@ -476,7 +476,13 @@ def _join_history(boot: AppBoot, gateway: Gateway, observe: Observers) -> tuple[
         return gateway.routes.known_name(name)
 
     is_alone = boot.worker is None and quotas.store == "memory"
-    return keeper, HistoryApi(keeper, lambda: gateway.serving.config.currency, known_name, is_alone=is_alone)
+    return keeper, HistoryApi(
+        keeper,
+        lambda: gateway.serving.config.currency,
+        known_name,
+        lambda name: name in gateway.keyring.tenant_settings,
+        is_alone=is_alone,
+    )
 
 
 def _name_of(boot: AppBoot) -> str:

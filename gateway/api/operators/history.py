@@ -37,6 +37,7 @@ class HistoryApi:
 
     is_alone: no other process counts calls, so that the minute that runs is known here. currency: returns
     that of the prices. known_name: returns the name of a model as it is counted, and raises ModelNotFound.
+    knows_tenant: returns whether there is a tenant, which may not have called yet.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class HistoryApi:
         keeper: HistoryKeeper,
         currency: Callable[[], str | None],
         known_name: Callable[[str], str],
+        knows_tenant: Callable[[str], bool],
         *,
         is_alone: bool,
         clock: Callable[[], float] = time.time,
@@ -51,6 +53,7 @@ class HistoryApi:
         self.keeper = keeper
         self._currency = currency
         self._known_name = known_name
+        self._knows_tenant = knows_tenant
         self._is_alone = is_alone
         self._clock = clock
         self._reader = (
@@ -115,6 +118,8 @@ class HistoryApi:
     def _counted_name(self, kind: RowKind, name: str) -> str:
         """Return the name under which calls would be counted. Raises: ModelNotFound, NotFound."""
         if kind == "tenant":
+            if self._knows_tenant(name):
+                return name
             raise NotFound(f"no call of tenant {name!r} is kept")
         return self._known_name(name)
 

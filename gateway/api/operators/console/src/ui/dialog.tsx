@@ -15,13 +15,17 @@ export interface DialogProps {
   isPanel?: boolean;
   // Closing asks first.
   isDirty?: boolean;
+  // What closing asks, where it is not about changes.
+  question?: { text: string; leave: string; stay: string };
   id?: string;
   // What a form inside does; the content is a form then.
   onSubmit?: () => void;
 }
 
+const UNSAVED = { text: "Your changes are not saved.", leave: "Discard them", stay: "Keep editing" };
+
 export function Dialog(props: DialogProps) {
-  const { title, note, onClose, children, actions, isPanel, isDirty, id, onSubmit } = props;
+  const { title, note, onClose, children, actions, isPanel, isDirty, question = UNSAVED, id, onSubmit } = props;
   const place = useRef<HTMLDialogElement>(null);
   const heading = useId();
   const [isAsking, setAsking] = useState(false);
@@ -45,11 +49,11 @@ export function Dialog(props: DialogProps) {
       <div class="dialog-body">{children}</div>
       {isAsking ? (
         <div class="dialog-foot asking" role="alert">
-          <span>Your changes are not saved.</span>
+          <span>{question.text}</span>
           <Button kind="danger" onClick={onClose}>
-            Discard them
+            {question.leave}
           </Button>
-          <Button onClick={() => setAsking(false)}>Keep editing</Button>
+          <Button onClick={() => setAsking(false)}>{question.stay}</Button>
         </div>
       ) : (
         actions && <footer class="dialog-foot">{actions}</footer>

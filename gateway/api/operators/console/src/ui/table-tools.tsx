@@ -16,10 +16,11 @@ export interface TableToolsProps {
   last: number;
   isSearched: boolean;
   onExport?: () => void;
+  isExporting?: boolean;
   children?: ComponentChildren;
 }
 
-export function TableTools({ label, state, total, last, isSearched, onExport, children }: TableToolsProps) {
+export function TableTools({ label, state, total, last, isSearched, onExport, isExporting, children }: TableToolsProps) {
   const [typed, setTyped] = useState(state.search);
   useEffect(() => setTyped(state.search), [state.search]);
   useEffect(() => {
@@ -73,7 +74,7 @@ export function TableTools({ label, state, total, last, isSearched, onExport, ch
           </>
         )}
         {onExport && (
-          <Button kind="ghost" isSmall icon={Download} label="Save as CSV" onClick={onExport} />
+          <Button kind="ghost" isSmall icon={Download} label="Save as CSV" busy={isExporting} onClick={onExport} />
         )}
       </div>
     </div>

@@ -2,9 +2,10 @@
 // card. Rows come whole, or one page at a time from the gateway (`remote`).
 import type { ComponentChildren } from "preact";
 import { csvOf, saveFile } from "../lib/csv.ts";
+import { useAction } from "../lib/load.ts";
 import { PAGE_ROWS, type TableState, useTableState } from "../lib/table-state.ts";
 import { Clip } from "./clip.tsx";
-import { Empty, type EmptyProps, Skeleton } from "./states.tsx";
+import { Empty, type EmptyProps, Failure, Skeleton } from "./states.tsx";
 import { TableHead } from "./table-head.tsx";
 import { TableTools } from "./table-tools.tsx";
 
@@ -94,6 +95,7 @@ export function Table<Row>(props: TableProps<Row>) {
   const { exported, isSearched, isWhole } = props;
   const own = useTableState(id, sort);
   const state = remote?.state ?? own;
+  const saving = useAction(async (save: () => Promise<void>) => save());
   if (!rows) return <Skeleton rows={6} height={28} />;
   const found = remote ? rows : sortedRows(rows, columns, state);
   const total = remote?.total ?? found.length;
@@ -117,10 +119,12 @@ export function Table<Row>(props: TableProps<Row>) {
         total={total}
         last={last}
         isSearched={isSearched ?? (Boolean(remote) || rows.length > 8 || isFiltered)}
-        onExport={file ? exportAll : undefined}
+        onExport={file ? () => void saving.run(exportAll) : undefined}
+        isExporting={saving.busy}
       >
         {tools}
       </TableTools>
+      <Failure problem={saving.problem} />
       {shown.length ? (
         <div class="scroll" role="region" aria-label={label} tabIndex={0}>
           <table>

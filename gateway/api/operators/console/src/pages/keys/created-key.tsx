@@ -22,6 +22,7 @@ export function CreatedKey({ created, onClose }: { created: Created; onClose: ()
       id="created-key"
       // A click beside the dialog, or Escape, must not lose the key.
       isDirty
+      question={{ text: "The key is not shown again.", leave: "Close", stay: "Stay" }}
       onClose={onClose}
       actions={
         <Button kind="primary" onClick={onClose}>

@@ -25,21 +25,23 @@ export function FirstCall({ of, onLeave }: { of: Key; onLeave: () => void }) {
   const first = content?.calls.filter(({ at_s }) => at_s >= Math.floor(of.created ?? 0)).at(-1);
   return (
     <div class="first-call" role="status">
-      {first ? (
-        <>
-          <Badge
-            value={first.outcome}
-            tone={toneOfStatus(first.status)}
-            label={first.status < 400 ? `First call: ${first.status}` : `First call: ${first.status} ${words(first.outcome)}`}
-          />
-          <span class="note">{[first.model, milliseconds(first.duration_s)].filter(Boolean).join(", ")}</span>
-        </>
-      ) : (
-        <>
-          <span class="waiting" />
-          <span class="note">Waiting for its first call; it appears here.</span>
-        </>
-      )}
+      <span class="first-call-state">
+        {first ? (
+          <>
+            <Badge
+              value={first.outcome}
+              tone={toneOfStatus(first.status)}
+              label={first.status < 400 ? `First call: ${first.status}` : `First call: ${first.status} ${words(first.outcome)}`}
+            />
+            <span class="note">{[first.model, milliseconds(first.duration_s)].filter(Boolean).join(", ")}</span>
+          </>
+        ) : (
+          <>
+            <span class="waiting" />
+            <span class="note">Waiting for its first call; it appears here.</span>
+          </>
+        )}
+      </span>
       <Button isSmall kind="ghost" icon={ArrowRight} href={href("calls", [], { key: of.id })} onClick={onLeave}>
         Recent calls of the key
       </Button>

@@ -46,7 +46,7 @@ function Tenant({ of }: { of: Key }) {
 }
 
 export function keyColumns({ hasTenant, canChange, currency, onRotate, onRevoke }: KeyColumnsOptions): Column<Key>[] {
-  const tenant: Column<Key> = { id: "tenant", title: "Tenant", value: (key) => key.tenant, show: (key) => <Tenant of={key} /> };
+  const tenant: Column<Key> = { id: "tenant", title: "Tenant", kind: "long", value: (key) => key.tenant, show: (key) => <Tenant of={key} /> };
   const actions: Column<Key> = {
     id: "actions",
     title: "",

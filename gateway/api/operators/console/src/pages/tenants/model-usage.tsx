@@ -1,32 +1,64 @@
 // Usage of this month by model.
-import { money } from "../../lib/format.ts";
+import { useState } from "preact/hooks";
+import { count, plural, spend } from "../../lib/format.ts";
+import { href } from "../../lib/route.ts";
 import type { Summary } from "../../lib/tenants.ts";
+import { Button } from "../../ui/button.tsx";
 import { Card } from "../../ui/card.tsx";
-import { type Column, Table } from "../../ui/table.tsx";
+import { Clip } from "../../ui/clip.tsx";
+import { Empty } from "../../ui/states.tsx";
 
-type Row = Summary["by_model"][number];
+const SHOWN = 8;
 
 export function ModelUsage({ tenant }: { tenant: Summary }) {
-  const { by_model, currency } = tenant;
-  const columns: Column<Row>[] = [
-    { id: "model", title: "Model", kind: "long", value: (row) => row.model },
-    { id: "calls", title: "Calls", kind: "number", value: (row) => row.calls },
-    { id: "tokens", title: "Tokens", kind: "number", value: (row) => row.tokens },
-  ];
-  if (currency) {
-    columns.push({ id: "cost", title: `Cost (${currency})`, kind: "number", value: (row) => row.cost, show: (row) => money(row.cost) });
-  }
+  const { currency } = tenant;
+  const [isAll, setAll] = useState(false);
+  const rows = tenant.by_model.toSorted((one, other) => other.tokens - one.tokens || other.calls - one.calls);
   return (
-    <Card title="Models this month" note="Settled usage, in UTC." id="by-model" isFlush>
-      <Table
-        id="models"
-        label="Usage by model"
-        sort="-tokens"
-        columns={columns}
-        rows={by_model}
-        rowKey={({ model }) => model}
-        empty={{ title: "No usage this month", children: "The first call of one of its keys is counted here." }}
-      />
+    <Card title="Models this month" note="Settled usage, in UTC." id="by-model">
+      {rows.length ? (
+        <div class="scroll" role="region" aria-label="Usage by model" tabIndex={0}>
+          <table class="plain">
+            <thead>
+              <tr>
+                <th scope="col">Model</th>
+                <th scope="col" class="number">
+                  Calls
+                </th>
+                <th scope="col" class="number">
+                  Tokens
+                </th>
+                {currency && (
+                  <th scope="col" class="number">
+                    {currency}
+                  </th>
+                )}
+              </tr>
+            </thead>
+            <tbody>
+              {rows.slice(0, isAll ? undefined : SHOWN).map(({ model, calls, tokens, cost }) => (
+                <tr key={model}>
+                  <td class="long">
+                    <a href={href("models", [model])}>
+                      <Clip text={model} />
+                    </a>
+                  </td>
+                  <td class="number">{count(calls)}</td>
+                  <td class="number">{count(tokens)}</td>
+                  {currency && <td class="number">{spend(cost)}</td>}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      ) : (
+        <Empty title="No usage this month">The first call of one of its keys is counted here.</Empty>
+      )}
+      {rows.length > SHOWN && (
+        <Button isSmall kind="ghost" onClick={() => setAll(!isAll)}>
+          {isAll ? "Show the most used only" : `Show all ${plural(rows.length, "model")}`}
+        </Button>
+      )}
     </Card>
   );
 }

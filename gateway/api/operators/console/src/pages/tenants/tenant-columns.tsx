@@ -14,7 +14,11 @@ function Name({ row }: { row: TenantRow }) {
       <a href={href("tenants", [row.name])}>
         <Clip text={row.name} />
       </a>
-      {row.in_file && <Badge value="router.yaml" tone="quiet" />}
+      {row.in_file && (
+        <span title="Defined in router.yaml">
+          <Badge value="file" tone="quiet" />
+        </span>
+      )}
       {row.notes.length > 0 && <Badge value="note" tone="warn" label={row.notes.length === 1 ? "1 note" : `${row.notes.length} notes`} />}
     </span>
   );

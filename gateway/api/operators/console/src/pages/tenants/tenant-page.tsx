@@ -88,7 +88,7 @@ export function TenantPage({ name }: { name: string }) {
             <SettingsCard tenant={tenant} />
             <KeyCard tenant={name} onChanged={changed} />
           </Grid>
-          <TenantCharts name={name} hasCost={tenant.currency !== null} />
+          <TenantCharts tenant={tenant} />
           <Grid>
             <FailedCalls name={name} />
             <TenantChanges tenant={tenant} turn={turn} canRestore={isEditable} onRestored={changed} />

@@ -18,14 +18,14 @@ export function TenantStats({ tenant }: { tenant: Summary }) {
       />
       <Stat label="Tokens today" value={short(today.tokens)} note={currency ? spend(today.cost, currency) : `${short(month.tokens)} this month`} />
       <Stat
-        label="This month"
-        value={currency ? spend(month.cost, currency) : `${short(month.tokens)} tokens`}
+        label={`This month${currency ? ` (${currency})` : ""}`}
+        value={currency ? spend(month.cost) : `${short(month.tokens)} tokens`}
         note={`${short(month.tokens)} tokens, ${short(month.calls)} calls`}
       />
       <Stat
-        label="Expected this month"
-        value={forecast ? (currency ? spend(forecast.cost, currency) : `${short(forecast.tokens)} tokens`) : "–"}
-        note={forecast ? `${short(forecast.tokens)} tokens, ${short(forecast.requests)} calls` : "after the first complete day"}
+        label={`Expected this month${currency ? ` (${currency})` : ""}`}
+        value={forecast ? (currency ? spend(forecast.cost) : `${short(forecast.tokens)} tokens`) : "–"}
+        note={forecast ? `${short(forecast.tokens)} tokens, ${short(forecast.requests)} calls` : "after one full day"}
       />
     </div>
   );
