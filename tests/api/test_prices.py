@@ -175,6 +175,9 @@ async def test_own_usage_shows_budget_and_cost(boot: Boots) -> None:
 
     assert {"budget_per_month": 250.5, "key ci budget_per_day": 0.005} == own.json()["limits"]
     assert {"budget_per_month": 250.497, "key ci budget_per_day": 0.002} == own.json()["remaining"]
+    assert [("budget_per_month", 0.003, 250.5, 0.0), ("key ci budget_per_day", 0.003, 0.005, 0.6)] == [
+        (each["limit"], each["used"], each["of"], each["share"]) for each in own.json()["used"]
+    ]
     assert ("EUR", [("ci", 0.003)]) == (
         own.json()["currency"],
         [(row["key"], row["cost"]) for row in own.json()["data"]],

@@ -1,6 +1,7 @@
 """Gateway with many kinds of upstreams and models, for the pages of the console about them."""
 
 import asyncio
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import Served
+from tests.waiting import PATIENCE_S
 
 OPERATOR, READER = "sk-operator", "sk-reader"
 LONG = "x" * 200
@@ -28,7 +30,7 @@ admin:
     - {{digest: "{operator}", id: ops, scopes: [embed, rerank, tokenize, admin]}}
     - {{digest: "{reader}", id: reader, scopes: ["admin:read"]}}
 upstreams:
-  pair: {{backend: tei, replicas: ["{one}", "{two}"], in_flight_batches: 2, limits: {{tokens_per_day: 90000}}}}
+  pair: {{backend: tei, replicas: ["{one}", "{two}"], in_flight_batches: 2, limits: {{tokens_per_day: 9000}}}}
   '{long}': {{backend: tei, replicas: ["{two}"]}}
   half: {{backend: tei, replicas: ["{half}", "http://127.0.0.1:1"]}}
   many: {{backend: tei, replicas: [{many}]}}
@@ -44,13 +46,15 @@ models:
 
 
 class Stand:
-    """A gateway and its servers. held: while it is true, the first replica of `pair` answers no text "slow".
+    """A gateway and its servers.
 
-    leave: closes the server of `leaving`.
+    released: until it is set, the first replica of `pair` answers no text "slow". leave: closes the server of
+    `leaving`.
     """
 
     def __init__(self, folder: Path, resources: ExitStack) -> None:
-        self.held = False
+        self.released = threading.Event()
+        self.released.set()
         first = FakeTei()
         first.hook = self._hold
         self.one = resources.enter_context(serve_in_thread(first))
@@ -78,15 +82,19 @@ class Stand:
         self.gateway = Served(self.path).wait_until_up()
         resources.callback(self.gateway.stop)
 
-    async def _hold(self, path: str, sent: dict[str, Any]) -> None:
-        while self.held and "slow" in str(sent):
-            await asyncio.sleep(0.02)
+    async def _hold(self, _: str, sent: dict[str, Any]) -> None:
+        if "slow" in str(sent):
+            await asyncio.to_thread(self.released.wait, PATIENCE_S)
 
 
 def opened(browser: Any, stand: Stand, view: str, key: str = OPERATOR, **options: Any) -> ObservedPage:
     """Open the console with a key of an operator."""
+    # A narrow screen has the way out in a drawer: the key is typed on a wide one.
+    size = options.pop("viewport", None)
     observed = ObservedPage(browser, stand.gateway.url, view, **options)
     observed.use_key(key)
+    if size is not None:
+        observed.page.set_viewport_size(size)
     # The browser reports that a key was asked for at first.
     observed.complaints.clear()
     return observed

@@ -195,15 +195,6 @@ def test_many_and_long_names_fit(browser: Any, stand: Stand, width: int) -> None
     assert {width} == set(widths.values()), widths
 
 
-def test_times_have_a_zone(browser: Any, stand: Stand) -> None:
-    observed = opened(browser, stand, "overview", timezone_id="Asia/Kathmandu")
-    observed.page.wait_for_selector("#status-line:has-text('(GMT+5:45, Asia')")
-    title = observed.page.title()
-    observed.context.close()
-
-    assert "Overview · Embedding gateway" == title
-
-
 def test_a_page_that_stays_open_over_a_restart_says_so(browser: Any, tmp_path: Path) -> None:
     with ExitStack() as resources:
         stand = Stand(tmp_path, resources)

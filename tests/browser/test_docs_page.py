@@ -76,7 +76,7 @@ class Docs:
 
     def heading(self, text: str) -> None:
         """Wait until the page shows an operation."""
-        self.page.wait_for_selector(f"main h1:has-text('{text}')")
+        self.page.locator("main h1", has_text=text).wait_for()
 
     @property
     def search(self) -> Any:
@@ -184,7 +184,7 @@ def test_search_by_keyboard(browser: Any, gateway: Served, docs: Docs) -> None:
     page.wait_for_selector("[role=option]")
     first = page.locator("[role=option]").first.inner_text()
     page.keyboard.press("ArrowDown")
-    second = page.locator("[role=option][aria-selected=true] .result-path").inner_text()
+    second = page.locator(".sidebar [role=option][aria-selected=true] .result-path").inner_text()
     active = page.evaluate(
         "document.getElementById(document.activeElement.getAttribute('aria-activedescendant'))?.innerText"
     )
@@ -249,7 +249,7 @@ def test_form_gives_a_vector_and_keeps_the_key_in_the_tab(docs: Docs, gateway: S
 
 def test_form_shows_errors_and_markup_as_text(browser: Any, gateway: Served) -> None:
     docs = Docs(browser, gateway, EMBEDDINGS)
-    body = docs.page.get_by_label("Body", exact=True)
+    body = docs.page.get_by_role("textbox", name="Body", exact=True)
     refused = docs.send("wrong-key")
     body.fill('{"model"')
     broken = docs.send()
@@ -274,11 +274,15 @@ def test_form_shows_errors_and_markup_as_text(browser: Any, gateway: Served) -> 
 
 
 def test_samples_are_complete_in_five_languages(docs: Docs, gateway: Served, tmp_path: Path) -> None:
-    docs.page.get_by_label("Body", exact=True).fill('{"model": "served", "input": "it\'s `a` \\"text\\""}')
+    docs.page.get_by_role("textbox", name="Body", exact=True).fill(
+        '{"model": "served", "input": "it\'s `a` \\"text\\""}'
+    )
     samples = {language: docs.sample(language) for language in LANGUAGES}
     docs.open(f"{gateway.url}/docs#POST/embed")
     docs.page.wait_for_selector("main .path-line code:text-is('/embed')")
-    docs.page.get_by_label("Body", exact=True).fill('{"inputs": ["one", "two"], "truncate": true}')
+    docs.page.get_by_role("textbox", name="Body", exact=True).fill(
+        '{"inputs": ["one", "two"], "truncate": true}'
+    )
     httpx = docs.sample("Python")
     python = tmp_path / "call.py"
     environment = {**os.environ, "GATEWAY_API_KEY": KEY, "NO_PROXY": "*"}

@@ -91,7 +91,7 @@ def test_adds_changes_and_removes_a_name(console: ObservedPage) -> None:
     page.get_by_role("button", name="Save the name").click()
     page.wait_for_selector(".field-error:has-text('router.yaml defines it')")
     page.get_by_label("Name for callers").fill("org/new")
-    page.get_by_label("Upstream").select_option("half")
+    page.get_by_label("Upstream", exact=True).select_option("half")
     page.get_by_label("Price of a million tokens, in EUR").fill("-3")
     page.get_by_role("button", name="Save the name").click()
     page.wait_for_selector(".field:has(label:has-text('Price')) .field-error")

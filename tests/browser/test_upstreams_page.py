@@ -42,7 +42,7 @@ def traffic(stand: Stand) -> Iterator[list[int]]:
                 headers = {"authorization": f"Bearer {OPERATOR}"}
                 statuses.append(client.post("/v1/embeddings", json=body, headers=headers).status_code)
 
-    stand.held = True
+    stand.released.clear()
     threads = [threading.Thread(target=call, args=(text,)) for text in ("slow a", "slow b", "c")]
     for thread in threads:
         thread.start()
@@ -50,7 +50,7 @@ def traffic(stand: Stand) -> Iterator[list[int]]:
         yield statuses
     finally:
         is_over.set()
-        stand.held = False
+        stand.released.set()
         for thread in threads:
             thread.join(PATIENCE_S)
 
@@ -65,7 +65,7 @@ def test_follows_a_drain_under_traffic_and_puts_the_replica_back(console: Observ
         page.wait_for_selector("#drain [role=status]:has-text('in flight')")
         page.wait_for_selector("#drain h2:text-is('Draining')")
         row.locator(".badge:has-text('draining,')").wait_for()
-        stand.held = False
+        stand.released.set()
         page.wait_for_selector("#drain:has-text('0 in flight: its server can be stopped.')")
         page.wait_for_selector("#drain h2:text-is('Drained')")
         page.get_by_role("button", name="Close", exact=True).last.click()
@@ -151,6 +151,14 @@ def test_adds_changes_and_removes_an_upstream(console: ObservedPage, stand: Stan
     card.locator(".badge:text-is('up')").wait_for()
     card.locator("a:text-is('org/second')").wait_for()
 
+    change_and_remove(page, stand)
+    # Failed requests are reported by the browser.
+    assert all("Failed to load resource" in complaint for complaint in console.complaints)
+
+
+def change_and_remove(page: Any, stand: Stand) -> None:
+    """Change the window of the upstream `second`, take it from its model, and remove it."""
+    card = page.locator(".upstreams section:has(h2:has-text('second'))")
     page.get_by_role("button", name="Change second").click()
     page.get_by_text("More settings").click()
     page.get_by_label("Further settings, as JSON").fill("{oops")
@@ -171,8 +179,6 @@ def test_adds_changes_and_removes_an_upstream(console: ObservedPage, stand: Stan
     page.get_by_role("button", name="Remove second").click()
     page.get_by_role("button", name="Remove", exact=True).click()
     card.wait_for(state="detached")
-    # Failed requests are reported by the browser.
-    assert all("Failed to load resource" in complaint for complaint in console.complaints)
 
 
 def test_asks_before_changes_are_lost(console: ObservedPage) -> None:

@@ -11,6 +11,7 @@ from litestar.params import FromQuery
 
 from gateway.api.operators.access import store_errors
 from gateway.api.operators.admin import Admin
+from gateway.api.operators.directory import UsedLimit, used_limit
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
@@ -31,7 +32,7 @@ class OwnUsage(msgspec.Struct, frozen=True):
     key: its id. expires_s: seconds since 1970, None for never. models: that the key may call, None for all.
     limits: by name; names of the key's own begin with its id. model_limits: by model. data: by day and model.
     currency: of the costs and budgets. remaining: what is left of each budget in its period, by the name of
-    the limit; empty while the quota store is away.
+    the limit; empty while the quota store is away. used: the limits with the part that is used now.
     """
 
     tenant: str
@@ -44,6 +45,7 @@ class OwnUsage(msgspec.Struct, frozen=True):
     data: list[UsageRow]
     currency: str | None = None
     remaining: dict[str, float] = {}
+    used: list[UsedLimit] = []
 
 
 @get("/usage", responses=FAILURES, tags=["Operators"], opt=route_options())
@@ -68,6 +70,7 @@ async def own_usage(
     with store_errors():
         rows = await admin.ledger.usage(tenant.name, days, by)
         remaining = await remaining_budgets(admin.ledger, tenant.name, limits)
+        states = await admin.ledger.limit_states({tenant.name: limits})
     return OwnUsage(
         tenant.name,
         tenant.key_id,
@@ -82,6 +85,7 @@ async def own_usage(
         rows,
         admin.currency,
         remaining,
+        [used_limit(state) for state in states.get(tenant.name, ())],
     )
 
 

@@ -40,6 +40,7 @@ CONSOLE_PATHS = frozenset(
         "/v1/rerank",
         "/usage",
         "/usage/calls",
+        "/usage/history",
         "/docs",
         "/docs/docs.js",
         "/docs/docs.css",

@@ -8,6 +8,8 @@ import "./styles/forms.css";
 import "./styles/tables.css";
 import "./styles/charts.css";
 import "./styles/models.css";
+import "./styles/overview.css";
+import "./styles/fleet.css";
 import "./styles/tenants.css";
 import "./styles/filters.css";
 import "./styles/calls.css";

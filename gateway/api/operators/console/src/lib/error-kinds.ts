@@ -45,7 +45,7 @@ export const ERROR_KINDS: Record<string, ErrorKind> = {
   method_not_allowed: kind("The path is served with another method.", "Check the method of the client: /docs lists it."),
   already_exists: kind("The name or id is taken.", "Choose another one, or change what is there."),
   precondition_failed: kind(
-    "The object was changed by somebody else since it was read.",
+    "The object was changed since it was read.",
     "Read it again, and repeat the change if it is still wanted.",
   ),
   instance_not_found: kind("There is no instance of this name.", "See the page Models for the instances of this host."),

@@ -54,6 +54,8 @@ export function optionsOf({ width, height, series, format, onHover, onZoom }: Ch
       {
         ...axis,
         size: 28,
+        // Of a time with seconds.
+        space: 66,
         values: (plot, splits) => {
           const { min = 0, max = 0 } = plot.scales.x ?? {};
           return splits.map((at) => timeOf(at, (max ?? 0) - (min ?? 0)));

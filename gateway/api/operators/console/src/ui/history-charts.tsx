@@ -23,7 +23,7 @@ import { Chart, type Series } from "./chart.tsx";
 import { Failure, Skeleton } from "./states.tsx";
 
 const HEIGHT = 190;
-const KINDS_MAX = 6;
+const KIND_COLORS = ["bad", "series-2", "series-4", "series-7", "series-5", "series-3"];
 const NO_CALLS = "No calls in this time";
 
 export interface HistoryChartProps {
@@ -101,6 +101,7 @@ export const LatencyChart = (props: HistoryChartProps) => (
     name="Latency"
     content={({ points }) => ({
       title: "Latency of interactive calls",
+      note: "Without bulk calls and lines of batches",
       format: milliseconds,
       empty: "No interactive calls in this time",
       series: [
@@ -160,14 +161,14 @@ export const FailuresChart = (props: HistoryChartProps) => (
       const total = totalOf(history, ({ failed }) => failed);
       const kinds = failureKinds(history).map(([kind]) => kind);
       // Each keeps its color while the order of the counts changes.
-      const named = kinds.slice(0, KINDS_MAX).sort();
-      const rest = new Set(kinds.slice(KINDS_MAX));
+      const named = kinds.slice(0, KIND_COLORS.length).sort();
+      const rest = new Set(kinds.slice(KIND_COLORS.length));
       const line = (name: string, color: string, has: (kind: string) => boolean): Series => {
         const sum = (failures: Record<string, number> | null) =>
           failures && Object.entries(failures).reduce((found, [kind, calls]) => found + (has(kind) ? calls : 0), 0);
         return { name, color, values: inUnit(ratesOf(history, ({ failures }) => sum(failures)), unit) };
       };
-      const series = named.map((kind, index) => line(words(kind), `series-${index + 1}`, (other) => other === kind));
+      const series = named.map((kind, index) => line(words(kind), KIND_COLORS[index]!, (other) => other === kind));
       if (rest.size) series.push(line("others", "series-8", (kind) => rest.has(kind)));
       const all: Series = { name: "failed", values: inUnit(ratesOf(history, ({ failed }) => failed), unit), color: "bad" };
       return {

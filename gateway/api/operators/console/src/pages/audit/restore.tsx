@@ -1,4 +1,4 @@
-// Sets the fields of a tenant that a record has changed back to what they were, if nobody has changed it since it was
+// Sets the fields of a tenant that a record has changed back to what they were, unless it was changed since it was
 // read here. Fields that were changed again after the record are marked.
 import { RequestError, named, send } from "../../lib/api.ts";
 import { useLoad } from "../../lib/load.ts";
@@ -50,7 +50,7 @@ export function Restore({ record, onClose, onDone }: RestoreProps) {
     } catch (error) {
       if (!(error instanceof RequestError) || error.status !== 412) throw error;
       reload();
-      throw new RequestError(412, `Somebody has changed ${name} meanwhile. Look at what it is now, and restore again if it is still right.`);
+      throw new RequestError(412, `${name} was changed meanwhile. Look at what it is now, and restore again if that is still right.`);
     }
     notify(`${name} is again what it was before ${record.action} by ${record.actor}.`);
     onDone();

@@ -8,7 +8,7 @@ import { Card } from "../../ui/card.tsx";
 import { Confirm } from "../../ui/confirm.tsx";
 import { ChoiceFilter, Filters, TextFilter } from "../../ui/filters.tsx";
 import { Page } from "../../ui/page.tsx";
-import { Empty, Failure, Note } from "../../ui/states.tsx";
+import { Empty, Failure } from "../../ui/states.tsx";
 import { Table } from "../../ui/table.tsx";
 import { notify } from "../../ui/toast.tsx";
 import type { BatchRow } from "./batch.ts";
@@ -22,7 +22,7 @@ const STATES: [string, string][] = ["", "in_progress", "validating", "finalizing
 );
 
 const OWN = "Files of requests that run behind all interactive calls, within 24 hours. These are your tenant's.";
-const ALL = "Files of requests that run behind all interactive calls, within 24 hours. These are of all tenants.";
+const ALL = "Files of requests that run behind all interactive calls, within 24 hours. These are of all tenants; results are fetched with a key of their tenant.";
 
 function useMatching(rows: BatchRow[] | null) {
   const { query } = useRoute();
@@ -96,7 +96,6 @@ export function Batches() {
           <Failure problem={more.problem} />
         </Card>
       )}
-      {!isOwn && !isEmpty && <Note>Results are fetched with a key of their tenant.</Note>}
       {chosen && rows && (
         <BatchPanel
           key={chosen}

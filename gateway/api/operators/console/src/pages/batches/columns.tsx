@@ -18,10 +18,10 @@ export interface ColumnOptions {
 function Deadline({ row: { batch } }: { row: BatchRow }) {
   const nowS = Date.now() / 1000;
   const ended = endOf(batch);
-  if (ended !== null) return <>{`took ${duration(ended - batch.created_at)}`}</>;
+  if (ended !== null) return <span class="nowrap">{`took ${duration(ended - batch.created_at)}`}</span>;
   const left = leftSeconds(batch, nowS);
   return (
-    <div class="pair">
+    <div class="pair nowrap">
       <span>{left === null ? "not known yet" : `about ${duration(left)} left`}</span>
       <span class="note">{`at most ${duration(Math.max(0, batch.expires_at - nowS))}`}</span>
     </div>
@@ -48,9 +48,14 @@ export const columnsOf = ({ isOwn, addressOf, onCancel }: ColumnOptions): Column
     title: "Batch",
     value: ({ batch }) => batch.id,
     show: ({ batch }) => (
-      <a class="mono" href={addressOf(batch.id)}>
-        <Clip text={batch.id} />
-      </a>
+      <div class="pair batch-id">
+        <a class="mono" href={addressOf(batch.id)}>
+          <Clip text={batch.id} />
+        </a>
+        <span class="note" title={moment(batch.created_at)}>
+          {ago(batch.created_at)}
+        </span>
+      </div>
     ),
   },
   { id: "status", title: "State", value: ({ batch }) => batch.status, show: ({ batch }) => <Badge value={batch.status} /> },
@@ -68,19 +73,13 @@ export const columnsOf = ({ isOwn, addressOf, onCancel }: ColumnOptions): Column
     show: ({ batch }) => (
       <div class="pair">
         <Clip text={batch.model ?? "–"} />
-        <span class="note">{batch.endpoint}</span>
+        <Clip class="note" text={batch.endpoint.replace(/^\/(v\d\/)?/, "")} />
       </div>
     ),
   },
-  {
-    id: "created",
-    title: "Created",
-    value: ({ batch }) => batch.created_at,
-    kind: "number",
-    show: ({ batch }) => <span title={moment(batch.created_at)}>{ago(batch.created_at)}</span>,
-  },
   { id: "end", title: "Time", value: ({ batch }) => endOf(batch), show: (row) => <Deadline row={row} /> },
   { id: "reason", title: "Reason", value: ({ batch }) => reasonOf(batch) || null, kind: "long" },
+  { id: "created", title: "created", value: ({ batch }) => new Date(batch.created_at * 1000).toISOString(), kind: "hidden" },
   { id: "key", title: "key", value: ({ key }) => key, kind: "hidden" },
   { id: "tokens", title: "tokens", value: ({ batch }) => batch.usage.total_tokens, kind: "hidden" },
   {

@@ -1,4 +1,4 @@
-// The newest calls: read every two seconds while the table is live, and shown unchanged while somebody reads it.
+// The newest calls: read every two seconds while the table is live, and shown unchanged while it is held.
 import { useRef } from "preact/hooks";
 import { get, withQuery } from "../../lib/api.ts";
 import { type Loaded, useLoad } from "../../lib/load.ts";

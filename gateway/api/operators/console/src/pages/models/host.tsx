@@ -49,7 +49,7 @@ export function Host({ checkpoints, onPull }: { checkpoints: Checkpoint[]; onPul
             ),
           },
           { id: "state", title: "State", value: ({ state }) => state, show: ({ state }) => <Badge value={state} /> },
-          { id: "download", title: "Download", value: shareOf, show: (checkpoint) => <Progress checkpoint={checkpoint} /> },
+          { id: "download", title: "Progress", value: shareOf, show: (checkpoint) => <Progress checkpoint={checkpoint} /> },
           { id: "disk", title: "On disk", value: ({ stored_bytes }) => stored_bytes, kind: "number", show: ({ stored_bytes }) => bytes(stored_bytes) },
           { id: "upstreams", title: "Upstreams", value: ({ upstreams }) => upstreams.join(", ") || null },
           ...(canChange
