@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,16 @@ def browser() -> Iterator[Any]:
         launched = running.chromium.launch(executable_path=executable, args=arguments)
         yield launched
         launched.close()
+
+
+AXE = Path(__file__).parents[2] / "gateway/api/operators/console/node_modules/axe-core/axe.min.js"
+
+
+def axe_script() -> str:
+    """Return the script that finds violations of the rules of accessibility, or skip the test without it."""
+    if not AXE.is_file():
+        pytest.skip("no axe-core: make test-browser installs it")
+    return AXE.read_text()
 
 
 def contrast(first: str, second: str) -> float:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.tenants.keyring import key_digest
-from tests.browser.conftest import ObservedPage
-from tests.browser.test_console import axe_script
+from tests.browser.conftest import ObservedPage, axe_script
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import Served

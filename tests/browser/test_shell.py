@@ -2,19 +2,17 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.tenants.keyring import key_digest
-from tests.browser.conftest import MARKUP, ObservedPage
+from tests.browser.conftest import MARKUP, ObservedPage, axe_script
 from tests.processes.conftest import KEY, Served
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 OPERATOR = "operator-key"
-AXE = Path(__file__).parents[2] / "gateway/api/operators/console/node_modules/axe-core/axe.min.js"
 TITLES = (
     "Overview",
     "Recent calls",
@@ -239,7 +237,7 @@ def test_every_page_fits_and_has_no_violation(browser: Any, gateway: Served, wid
         page.wait_for_load_state("networkidle")
         page.wait_for_function("!document.querySelector('.skeleton')")
         if not page.evaluate("'axe' in window"):
-            page.evaluate(AXE.read_text())
+            page.evaluate(axe_script())
         result = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
         found[title] = [
             (violation["id"], node["html"][:200])

@@ -10,6 +10,12 @@ from pathlib import Path
 
 import pytest
 
+EXAMPLES = {
+    "http://10.0.0.5:8080;",
+    "https://api.cohere.com/v2",
+    "https://api.jina.ai/v1",
+    "https://api.voyageai.com/v1",
+}
 OPERATORS = Path(__file__).parents[2] / "gateway/api/operators"
 SOURCES, PAGE = OPERATORS / "console", OPERATORS / "page"
 
@@ -48,4 +54,6 @@ def test_no_request_leaves_the_gateway() -> None:
     for name in ("page.js", "page.css", "index.html", "docs.js", "docs.css", "docs.html"):
         text = (PAGE / name).read_text()
         addresses = set(re.findall(r"https?://[^\s\"'`)]+", text)) - {"http://www.w3.org/2000/svg"}
-        assert {address for address in addresses if "www.w3.org" not in address} == set(), name
+        asked = {address for address in addresses if "www.w3.org" not in address}
+        # Placeholders of a field show addresses of upstreams. A browser's test counts the requests.
+        assert asked <= EXAMPLES, name
