@@ -1,6 +1,6 @@
 // Above a table: filter, place, pages, export. On a phone, where there are no titles of columns, also the order.
 import type { ComponentChildren } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { ChevronLeft, ChevronRight, Download, Search } from "lucide";
 import { count } from "../lib/format.ts";
 import { PAGE_ROWS, type TableState } from "../lib/table-state.ts";
@@ -22,10 +22,13 @@ export interface TableToolsProps {
 
 export function TableTools({ label, state, total, last, isSearched, onExport, isExporting, children }: TableToolsProps) {
   const [typed, setTyped] = useState(state.search);
+  // The order may be chosen before the letters apply, and must not be lost by them.
+  const latest = useRef(state);
+  latest.current = state;
   useEffect(() => setTyped(state.search), [state.search]);
   useEffect(() => {
     if (typed === state.search) return undefined;
-    const timer = setTimeout(() => state.set({ search: typed }), TYPING_MS);
+    const timer = setTimeout(() => latest.current.set({ search: typed }), TYPING_MS);
     return () => clearTimeout(timer);
   }, [typed]);
   const start = state.page * PAGE_ROWS;
