@@ -310,6 +310,7 @@ def test_any_name_fits_and_is_text(browser: Any, gateway: Served, width: int, sc
 
 def test_ten_thousand_tenants_are_one_page_and_one_search(browser: Any, crowded: Served) -> None:
     observed = opened(browser, crowded, "tenants", viewport=DESK)
+    observed.context.set_default_timeout(60_000)
     page = observed.page
     page.wait_for_selector("[role=status]:text-is('1–50 of 10,001')")
     first = page.locator("tbody tr").count()
