@@ -51,6 +51,7 @@ export function useAccessSource(isDenied: boolean): Access {
     tenant: content?.tenant,
     problem,
     isDenied,
-    canChange: !scopes || scopes.includes("admin") || !scopes.includes("admin:read"),
+    // Without a key the operators' pages only read, also on the gateway's own machine.
+    canChange: hasKey() && (!scopes || scopes.includes("admin") || !scopes.includes("admin:read")),
   };
 }
