@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -101,7 +102,7 @@ def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="pip install -r requirements/browser.txt")
     executable = chromium()
     # Chromium's sandbox does not run as root.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with api.sync_playwright() as running:
         launched = running.chromium.launch(executable_path=executable, args=arguments)
         yield launched
@@ -132,6 +133,14 @@ def _luminance(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+def until(page: Any, condition: str, patience_s: float = PATIENCE_S) -> None:
+    """Wait until an expression of the page is true. Playwright's own way is against the page's policy."""
+    deadline_s = time.monotonic() + patience_s
+    while not page.evaluate(f"Boolean({condition})"):
+        assert time.monotonic() < deadline_s, condition
+        page.wait_for_timeout(100)
+
+
 class ObservedPage:
     """The console at /ui. complaints: errors and warnings of the browser, with policy violations.
 
@@ -139,7 +148,8 @@ class ObservedPage:
     """
 
     def __init__(self, browser: Any, base: str, view: str = "overview", **options: Any) -> None:
-        self.context = browser.new_context(**options)
+        # Moving placeholders would occupy a core, which draws them without a GPU.
+        self.context = browser.new_context(reduced_motion="reduce", **options)
         self.context.set_default_timeout(1000 * PATIENCE_S if IS_REQUIRED else 15_000)
         self.page = self.context.new_page()
         self.complaints: list[str] = []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import ObservedPage
+from tests.browser.conftest import ObservedPage, until
 from tests.browser.console_stand import ODD_NAMES, OPERATOR, WORDS, ConsoleStand, violations
 from tests.quotas.redis_server import RedisServer
 
@@ -74,7 +74,7 @@ def test_a_link_to_a_call_opens_it(browser: Any, stand: ConsoleStand) -> None:
     page.evaluate("location.hash = '#/calls?call=none-of-them'")
     page.get_by_text("This gateway no longer keeps this call").wait_for()
     page.get_by_role("button", name="Ask all gateways").click()
-    page.wait_for_function("location.hash.includes('fleet=true')")
+    until(page, "location.hash.includes('fleet=true')")
     shared.context.close()
 
     assert [] == shared.complaints
@@ -113,7 +113,7 @@ def test_rows_stay_while_somebody_reads(calls: ObservedPage, stand: ConsoleStand
     assert asked + 1 >= len([address for address in calls.addresses if "/admin/calls" in address])
     shown = page.locator("#calls tbody tr").count()
     page.get_by_role("button", name="Go live").click()
-    page.wait_for_function(f"document.querySelectorAll('#calls tbody tr').length > {shown} || {shown} >= 50")
+    until(page, f"document.querySelectorAll('#calls tbody tr').length > {shown} || {shown} >= 50")
     page.locator("#calls tbody tr").nth(1).hover()
     stand.call(OPERATOR)
     page.wait_for_selector("#calls-state:has-text('newer call')")
@@ -130,8 +130,8 @@ def test_all_gateways_are_asked_only_on_demand(calls: ObservedPage, stand: Conso
     page.wait_for_timeout(4500)
     assert 1 == len([address for address in calls.addresses if "fleet=true" in address])
     page.get_by_role("button", name="Ask again").click()
-    page.wait_for_function(
-        "performance.getEntriesByType('resource').filter(r => r.name.includes('fleet=true')).length > 1"
+    until(
+        page, "performance.getEntriesByType('resource').filter(r => r.name.includes('fleet=true')).length > 1"
     )
 
 

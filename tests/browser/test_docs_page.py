@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gateway.tenants.keyring import key_digest
-from tests.browser.conftest import MARKUP
+from tests.browser.conftest import MARKUP, until
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, Served
@@ -133,7 +133,7 @@ def test_frame_is_there_before_the_document(browser: Any, gateway: Served) -> No
     page.goto(f"{gateway.url}/docs{EMBEDDINGS}")
     page.wait_for_selector("main .skeleton")
     brand = page.locator(".sidebar .brand").inner_text()
-    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length === 1")
+    until(page, "performance.getEntriesByName('first-contentful-paint').length === 1")
     held[0].fulfill(status=503, body="")
     page.wait_for_selector("#document-problem")
     page.unroute("**/docs/openapi.json")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import ObservedPage
+from tests.browser.conftest import ObservedPage, until
 from tests.browser.operators import (
     DESK,
     FROM_THE_RIGHT,
@@ -213,7 +213,7 @@ def test_the_keyboard_opens_a_panel_and_gets_its_place_back(console: ObservedPag
     opener = page.get_by_role("button", name="New tenant")
     opener.focus()
     page.keyboard.press("Enter")
-    page.wait_for_function("document.activeElement.closest('dialog')?.id === 'tenant-panel'")
+    until(page, "document.activeElement.closest('dialog')?.id === 'tenant-panel'")
     page.keyboard.type("half")
     page.keyboard.press("Escape")
     page.wait_for_selector("[role=alert]:has-text('Your changes are not saved.')")
@@ -310,6 +310,7 @@ def test_any_name_fits_and_is_text(browser: Any, gateway: Served, width: int, sc
 
 def test_ten_thousand_tenants_are_one_page_and_one_search(browser: Any, crowded: Served) -> None:
     observed = opened(browser, crowded, "tenants", viewport=DESK)
+    observed.context.set_default_timeout(60_000)
     page = observed.page
     page.wait_for_selector("[role=status]:text-is('1–50 of 10,001')")
     first = page.locator("tbody tr").count()

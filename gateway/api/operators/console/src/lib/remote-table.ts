@@ -6,6 +6,8 @@ import { type Loaded, useLoad } from "./load.ts";
 import { PAGE_ROWS, useTableState } from "./table-state.ts";
 
 export const ALL_ROWS = 1000;
+// A sort of ten thousand rows on a busy machine.
+const READ_TIMEOUT_MS = 20_000;
 
 export interface RemotePage<Row> {
   data: Row[];
@@ -44,7 +46,7 @@ export function useRemoteTable<Row, Page extends RemotePage<Row> = RemotePage<Ro
   const state = useTableState(id, sort);
   const chosen = { ...query, search: state.search, sort: state.sort, order: state.sort ? state.order : "" };
   const address = withQuery(path, { ...chosen, limit: PAGE_ROWS, offset: state.page * PAGE_ROWS });
-  const { content, ...loaded } = useLoad(() => get<Page>(address), refreshMs, address);
+  const { content, ...loaded } = useLoad(() => get<Page>(address, READ_TIMEOUT_MS), refreshMs, address);
   // The rows before stay in sight until those of another page are there: the field of the filter keeps the focus.
   const seen = useRef<Page | null>(null);
   if (content) seen.current = content;
