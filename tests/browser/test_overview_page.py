@@ -180,11 +180,7 @@ def test_shows_who_calls_and_what_failed(overview: ObservedPage, called: Served)
 
 def test_draws_the_charts(overview: ObservedPage, called: Served) -> None:
     page = overview.page
-<<<<<<< HEAD
-    page.locator("#charts [role=img]").nth(5).wait_for(timeout=45_000)
-=======
     until(page, "document.querySelectorAll('#charts [role=img]').length === 6")
->>>>>>> main
     titles, drawn = chart_titles(page), are_drawn(page)
     page.get_by_text("As a table").first.click()
     columns = page.locator("#charts figure thead").first.inner_text()
@@ -214,12 +210,7 @@ def test_ranges_and_zoom_are_in_the_address(overview: ObservedPage, called: Serv
     content = zoomed.value.json()
     assert 25 * 60 <= content["until_s"] - content["from_s"] <= 35 * 60
     page.get_by_role("button", name="Leave the zoom").click()
-<<<<<<< HEAD
-    page.get_by_role("button", name="Leave the zoom").wait_for(state="detached")
-    assert "from=" not in page.url
-=======
     until(page, "!location.hash.includes('from=')")
->>>>>>> main
 
 
 def test_keeps_the_selection_while_the_status_changes(overview: ObservedPage) -> None:
