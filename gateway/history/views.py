@@ -1,5 +1,6 @@
 """Replies about the kept history: a chart, the busiest models or tenants, and the states of replicas."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -207,6 +208,11 @@ async def replicas(
     """Return the states of replicas in a range. Raises: StoreUnavailable."""
     first = max(range_.from_s, int(now_s) - KEPT_DAYS * DAY_S) // DAY_S
     contents = await reader.store.spans(list(range(first, int(range_.until_s // DAY_S) + 1)))
-    found = by_replica(spans_of(contents, now_s), range_.from_s, range_.until_s, upstream)
+
+    def decode() -> dict[tuple[str, str], list[ReplicaSpan]]:
+        return by_replica(spans_of(contents, now_s), range_.from_s, range_.until_s, upstream)
+
+    # Of 90 days they may be hundreds of thousands.
+    found = await asyncio.to_thread(decode)
     data = [ReplicaStates(*key, spans) for key, spans in found.items()]
     return ReplicasHistory(range_.from_s, range_.until_s, reader.store.kept, data)

@@ -114,7 +114,10 @@ class Refusals:
                 logger.warning("%s cannot be written: %s", self._file, error.strerror)
 
     async def _add(self, client: RedisClient) -> None:
-        """Add what was counted here to the shared counts. Raises: StoreUnavailable, and it is kept then."""
+        """Add what was counted here to the shared counts.
+
+        Counts stay here if they cannot be added, or their reader has gone. Raises: StoreUnavailable.
+        """
         counts, self._counts = self._counts, Counter()
         if not counts:
             return
@@ -122,7 +125,7 @@ class Refusals:
         day = self._day
         try:
             await client.run_script(ADD, (_key(day),), argument)
-        except StoreUnavailable:
+        except BaseException:
             if day == self._day:
                 self._counts.update(counts)
             raise

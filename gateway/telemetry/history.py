@@ -207,6 +207,8 @@ class RecentCalls:
         # By tenant, the one that failed last at the end.
         self._failed: OrderedDict[str | None, deque[tuple[float, CallFinished]]] = OrderedDict()
         self._written_s = 0.0
+        # Of other workers, with the time of the file's change.
+        self._read_files: dict[Path, tuple[int, list[RecentCall]]] = {}
 
     def observe(self, event: Event) -> None:
         """Keep a call, unless it belongs to monitoring."""
@@ -223,19 +225,35 @@ class RecentCalls:
         if len(self._failed) > FAILED_TENANTS:
             self._failed.popitem(last=False)
 
-    def calls(self) -> list[RecentCall]:
-        """Return the last calls of all workers, the newest first, and behind them failed ones before."""
-        found = self._own() + [call for file in self._other_files() for call in _read(file)]
+    def calls(self, tenant: str | None = None) -> list[RecentCall]:
+        """Return the last calls of all workers, the newest first, and behind them failed ones before.
+
+        tenant: whose calls alone are returned, None for all.
+        """
+        others = (call for file in self._other_files() for call in self._read(file))
+        found = self._own(tenant) + [call for call in others if tenant in {None, call.tenant}]
         found.sort(key=attrgetter("at_s"), reverse=True)
         failed = [call for call in found[CALLS_MAX:] if call.outcome != "ok"]
         return found[:CALLS_MAX] + failed[: FAILED_TENANTS * FAILED_OF_TENANT]
 
-    def _own(self) -> list[RecentCall]:
+    def _own(self, tenant: str | None = None) -> list[RecentCall]:
         """Return the calls of this worker, each once."""
         first = self._ended[0] if self._ended else None
         older = (ended for failed in self._failed.values() for ended in failed)
         dropped = [] if first is None else [ended for ended in older if ended[0] < first[0]]
-        return [_recent(at_s, event) for at_s, event in (*dropped, *self._ended)]
+        return [
+            _recent(at_s, event) for at_s, event in (*dropped, *self._ended) if tenant in {None, event.tenant}
+        ]
+
+    def _read(self, file: Path) -> list[RecentCall]:
+        """Return the calls of another worker, which are decoded once for each version of its file."""
+        try:
+            version = file.stat().st_mtime_ns
+        except OSError:
+            return []
+        if (known := self._read_files.get(file)) is None or known[0] != version:
+            known = self._read_files[file] = version, _read(file)
+        return known[1]
 
     def write(self) -> None:
         """Write this worker's calls for the others, if there are new ones."""

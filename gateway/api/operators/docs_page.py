@@ -7,6 +7,7 @@ for them. The page names its files relative to its own address, so that it also 
 import asyncio
 import gzip
 import hashlib
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,14 @@ class Packed(msgspec.Struct, frozen=True):
         etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
         return cls(content, gzip.compress(content, mtime=0), etag)
 
-    def response(self, request: Request[Any, Any, Any], media_type: str) -> Response[bytes]:
-        """Return the form that a browser asks for: nothing if its copy is current, gzip where it takes it."""
-        headers = DOCS_HEADERS | {"etag": self.etag}
+    def response(
+        self, request: Request[Any, Any, Any], media_type: str, policy: Mapping[str, str] = DOCS_HEADERS
+    ) -> Response[bytes]:
+        """Return the form that a browser asks for: nothing if its copy is current, gzip where it takes it.
+
+        policy: headers of the page's security.
+        """
+        headers = {**policy, "etag": self.etag}
         if self.etag in request.headers.get("if-none-match", ""):
             return Response(b"", status_code=304, headers=headers, media_type=media_type)
         if "gzip" not in request.headers.get("accept-encoding", ""):

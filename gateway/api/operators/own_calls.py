@@ -128,7 +128,7 @@ async def own_calls(
         of_all = await fleet_api.calls_for_tenant(wanted)
         is_complete = not (of_all.missing or of_all.problem)
         return OwnCalls(CALLS_MAX, _own_calls(of_all.calls, most), is_complete)
-    return OwnCalls(CALLS_MAX, _own_calls(chosen(watched.history.calls.calls(), wanted), most))
+    return OwnCalls(CALLS_MAX, _own_calls(chosen(watched.history.calls.calls(tenant.name), wanted), most))
 
 
 def _own_calls(calls: Sequence[RecentCall], most: int) -> list[OwnCall]:

@@ -4,6 +4,7 @@ The files contain no secrets and need no key, because a browser sends no key wit
 requests everything it shows from paths that check the key that the user has typed.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.api.operators import docs_page
+from gateway.api.operators.docs_page import Packed
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
@@ -47,21 +49,23 @@ def file_spec(media_type: str, description: str) -> dict[int, ResponseSpec]:
     return {200: spec} | FAILURES
 
 
-def file_response(name: str, media_type: str) -> Response[bytes]:
+def file_response(request: Request[Any, Any, Any], name: str, media_type: str) -> Response[bytes]:
     """Return a file of the page, with its security headers."""
-    return Response(FILES[name], headers=HEADERS, media_type=media_type)
+    return _file(name).response(request, media_type, HEADERS)
 
 
-FILES = {path.name: path.read_bytes() for path in FOLDER.iterdir()}
+@cache
+def _file(name: str) -> Packed:
+    return Packed.of((FOLDER / name).read_bytes())
 
 
 @get("/ui", responses=file_spec(HTML, "The page"), tags=["Operators"], opt=PAGE, security=NO_KEY)
-async def page() -> Response[bytes]:
+async def page(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Show the console.
 
     For a person with a browser.
     """
-    return file_response("index.html", HTML)
+    return file_response(request, "index.html", HTML)
 
 
 @get(
@@ -71,9 +75,9 @@ async def page() -> Response[bytes]:
     opt=PAGE,
     security=NO_KEY,
 )
-async def script() -> Response[bytes]:
+async def script(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return the script of /ui."""
-    return file_response("page.js", SCRIPT)
+    return file_response(request, "page.js", SCRIPT)
 
 
 @get(
@@ -83,9 +87,9 @@ async def script() -> Response[bytes]:
     opt=PAGE,
     security=NO_KEY,
 )
-async def style() -> Response[bytes]:
+async def style(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return the stylesheet of /ui."""
-    return file_response("page.css", STYLE)
+    return file_response(request, "page.css", STYLE)
 
 
 @get(
@@ -95,9 +99,9 @@ async def style() -> Response[bytes]:
     opt=PAGE,
     security=NO_KEY,
 )
-async def icon() -> Response[bytes]:
+async def icon(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return the icon of /ui."""
-    return file_response("icon.svg", ICON)
+    return file_response(request, "icon.svg", ICON)
 
 
 MOVED = ResponseSpec(None, generate_examples=False, description="A redirect")

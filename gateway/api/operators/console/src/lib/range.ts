@@ -37,7 +37,7 @@ export function useRange(fallback = "1h"): Range {
     return { name: "", fromS: from, untilS: until, seconds, query: { from, until }, refreshMs: null, choose, zoom };
   }
   const written = query.get("range") ?? fallback;
-  const name = written in SECONDS ? written : fallback;
+  const name = Object.hasOwn(SECONDS, written) ? written : fallback;
   const seconds = SECONDS[name]!;
   const refreshMs = seconds <= 3600 ? 10_000 : 60_000;
   return { name, fromS: null, untilS: null, seconds, query: { range: name }, refreshMs, choose, zoom };

@@ -9,6 +9,9 @@ export interface ChangedField {
 }
 
 type Patch = Record<string, unknown>;
+// A model may have any name, also one that every object has a meaning for, such as __proto__.
+const put = (target: Patch, name: string, value: unknown) =>
+  Object.defineProperty(target, name, { value, configurable: true, enumerable: true, writable: true });
 const LIMIT_FIELDS = /^(limits|end_user_limits)\.([a-z_]+)$/;
 // A model's name may have points; that of a limit has none.
 const MODEL_FIELD = /^model_limits\.(.+)\.([a-z_]+)$/s;
@@ -53,8 +56,11 @@ export function patchOf(changes: ChangedField[]): Patch {
     const path = place(change.field);
     if (!path) continue;
     let at = patch;
-    for (const name of path.slice(0, -1)) at = (at[name] ??= {}) as Patch;
-    at[path.at(-1)!] = change.is ?? null;
+    for (const name of path.slice(0, -1)) {
+      if (!Object.hasOwn(at, name)) put(at, name, {});
+      at = at[name] as Patch;
+    }
+    put(at, path.at(-1)!, change.is ?? null);
   }
   return patch;
 }
@@ -66,7 +72,7 @@ export function merged(settings: Settings, patch: Patch): Settings {
     const result: Patch = target !== null && typeof target === "object" ? { ...target } : {};
     for (const [name, value] of Object.entries(by)) {
       if (value === null) delete result[name];
-      else result[name] = merge(result[name], value);
+      else put(result, name, merge(Object.hasOwn(result, name) ? result[name] : undefined, value));
     }
     return result;
   };

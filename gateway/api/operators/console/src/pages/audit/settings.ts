@@ -1,6 +1,6 @@
 // Settings of a stored tenant by the names that records have: limits.tokens_per_day, model_limits.bge.requests_per_day.
 const ofMap = (map: unknown, name: string): unknown =>
-  typeof map === "object" && map !== null ? ((map as Record<string, unknown>)[name] ?? null) : null;
+  typeof map === "object" && map !== null && Object.hasOwn(map, name) ? ((map as Record<string, unknown>)[name] ?? null) : null;
 
 // Null for what is not set.
 export function presentValue(settings: Record<string, unknown>, field: string): unknown {
