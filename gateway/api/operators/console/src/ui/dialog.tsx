@@ -36,7 +36,12 @@ export function Dialog(props: DialogProps) {
       if (opener instanceof HTMLElement && opener.isConnected) opener.focus();
     };
   }, []);
-  const leave = () => (isDirty && !isAsking ? setAsking(true) : onClose());
+  // While it asks, only the button discards: leaving again goes back.
+  const leave = () => {
+    if (isAsking) setAsking(false);
+    else if (isDirty) setAsking(true);
+    else onClose();
+  };
   const content = (
     <>
       <header class="dialog-head">
@@ -66,6 +71,12 @@ export function Dialog(props: DialogProps) {
       id={id}
       class={isPanel ? "panel" : "modal"}
       aria-labelledby={heading}
+      // Browsers close it at a second Escape in a row without asking; not if the key is handled here.
+      onKeyDown={(event) => {
+        if (event.key !== "Escape" || event.defaultPrevented || event.isComposing) return;
+        event.preventDefault();
+        leave();
+      }}
       onCancel={(event) => {
         event.preventDefault();
         leave();

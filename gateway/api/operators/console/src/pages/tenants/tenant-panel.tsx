@@ -46,7 +46,7 @@ export function TenantPanel(props: TenantPanelProps) {
       onSubmit={submit}
       actions={
         <>
-          {hasOwn && <span class="field-error">Mend the marked fields.</span>}
+          {hasOwn && <span class="field-error">Correct the marked fields.</span>}
           <Button onClick={onClose}>Cancel</Button>
           <Button kind="primary" type="submit" busy={busy}>
             {verb}
