@@ -36,11 +36,20 @@ export function Dialog(props: DialogProps) {
       if (opener instanceof HTMLElement && opener.isConnected) opener.focus();
     };
   }, []);
+  const asked = useRef<Element | null>(null);
+  // The focus goes back to what had it: outside of the dialog, its keys would not come here.
+  const stay = () => {
+    setAsking(false);
+    const before = asked.current;
+    if (before instanceof HTMLElement && before.isConnected && place.current?.contains(before)) before.focus();
+    else place.current?.focus();
+  };
   // While it asks, only the button discards: leaving again goes back.
   const leave = () => {
-    if (isAsking) setAsking(false);
-    else if (isDirty) setAsking(true);
-    else onClose();
+    if (isAsking) return stay();
+    if (!isDirty) return onClose();
+    asked.current = document.activeElement;
+    setAsking(true);
   };
   const content = (
     <>
@@ -58,7 +67,7 @@ export function Dialog(props: DialogProps) {
           <Button kind="danger" onClick={onClose}>
             {question.leave}
           </Button>
-          <Button onClick={() => setAsking(false)}>{question.stay}</Button>
+          <Button onClick={stay}>{question.stay}</Button>
         </div>
       ) : (
         actions && <footer class="dialog-foot">{actions}</footer>
@@ -75,6 +84,12 @@ export function Dialog(props: DialogProps) {
       onKeyDown={(event) => {
         if (event.key !== "Escape" || event.defaultPrevented || event.isComposing) return;
         event.preventDefault();
+        leave();
+      }}
+      tabIndex={-1}
+      // Closed by the browser all the same: it is asked about like any other way to leave.
+      onClose={() => {
+        place.current?.showModal();
         leave();
       }}
       onCancel={(event) => {
