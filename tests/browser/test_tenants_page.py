@@ -131,6 +131,49 @@ def test_a_name_that_exists_is_not_overwritten(console: ObservedPage, gateway: S
     assert {"tokens_per_day": 5} == settings_of(gateway, "taken")["limits"]
 
 
+def test_a_name_of_the_file_is_refused_and_a_shadowed_record_removed(
+    console: ObservedPage, gateway: Served
+) -> None:
+    page = console.page
+    page.get_by_role("button", name="New tenant").click()
+    page.get_by_label("Name", exact=True).fill("filed")
+    page.get_by_role("button", name="Add the tenant").click()
+    page.wait_for_selector(".field.wrong .field-error:has-text('router.yaml defines the tenant filed')")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Discard them").click()
+    put(gateway, "filed", weight=3)
+    open_tenant(console, "filed")
+    page.get_by_role("button", name="Delete what is stored").click()
+    page.get_by_role("button", name="Delete the stored settings").click()
+    toast(page, "What was stored of filed is removed.")
+    with as_operator(gateway) as client:
+        left = client.get("/admin/tenants/filed").status_code
+
+    assert 404 == left
+    assert console.complaints == []
+
+
+def test_a_model_that_is_written_counts_as_added(console: ObservedPage, gateway: Served) -> None:
+    page = console.page
+    page.get_by_role("button", name="New tenant").click()
+    page.get_by_label("Name", exact=True).fill("choosy")
+    page.get_by_role("group", name="Allowed models").get_by_label("Only these").check()
+    save = page.get_by_role("button", name="Add the tenant")
+    save.click()
+    page.wait_for_selector(".choice.wrong .field-error:text-is('Choose a model, or all models.')")
+    model = page.get_by_label("Model to add: Allowed models")
+    model.press_sequentially("bg")
+    page.wait_for_selector(".choice.wrong .field-error:has-text('bg is not served')")
+    model.press_sequentially("e")
+    page.get_by_role("button", name="Add a limit").first.click()
+    page.get_by_label("Number of limit 1").fill("100k")
+    save.click()
+    toast(page, "choosy is added.")
+    settings = settings_of(gateway, "choosy")
+
+    assert (["bge"], {"requests_per_minute": 100_000}) == (settings["models"], settings["limits"])
+
+
 def test_mistakes_are_shown_beside_their_field(console: ObservedPage) -> None:
     page = console.page
     page.get_by_role("button", name="New tenant").click()
@@ -218,6 +261,10 @@ def test_the_keyboard_opens_a_panel_and_gets_its_place_back(console: ObservedPag
     page.keyboard.press("Escape")
     page.wait_for_selector("[role=alert]:has-text('Your changes are not saved.')")
     page.get_by_role("button", name="Keep editing").press("Enter")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("[role=alert]:has-text('Your changes are not saved.')")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("[role=alert]:has-text('Your changes are not saved.')", state="detached")
     typed = page.get_by_label("Name", exact=True).input_value()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Discard them").press("Enter")

@@ -25,16 +25,25 @@ export function rowsOf(limits: Record<string, number>): LimitRow[] {
 
 export const nameOf = ({ unit, window }: LimitRow) => (unit === IN_FLIGHT ? IN_FLIGHT : `${unit}_per_${window}`);
 
+export const TWICE = "This limit is listed twice.";
+
+// 1,000, 0.5, 100k or 2M.
+const AMOUNT = /^([0-9][0-9_,]*(?:\.[0-9]+)?) ?([kKM]?)$/;
+
 // Why a row is not sent, or null.
 export function rowProblem(row: LimitRow, rows: LimitRow[]): string | null {
-  if (!/^[0-9][0-9_,]*(\.[0-9]+)?$/.test(row.amount.trim())) return "a number greater than zero";
-  if (numberOf(row) <= 0) return "a number greater than zero";
+  if (!AMOUNT.test(row.amount.trim()) || numberOf(row) <= 0) return "a number such as 1,000 or 100k";
   if (row.unit !== "budget" && !Number.isInteger(numberOf(row))) return "a whole number; only budgets have decimals";
-  if (rows.some((other) => other !== row && nameOf(other) === nameOf(row))) return "this limit is there twice";
+  if (rows.some((other) => other !== row && nameOf(other) === nameOf(row))) return TWICE;
   return null;
 }
 
-const numberOf = (row: LimitRow) => Number(row.amount.replaceAll(/[_,\s]/g, ""));
+// Rounded, for 1.1k is 1100.0000000000002 otherwise.
+function numberOf({ amount }: LimitRow) {
+  const [, number = "", unit = ""] = AMOUNT.exec(amount.trim()) ?? [];
+  const value = Number(number.replaceAll(/[_,]/g, ""));
+  return unit ? Number((value * (unit === "M" ? 1_000_000 : 1000)).toPrecision(12)) : value;
+}
 
 export const limitsOf = (rows: LimitRow[]): Record<string, number> =>
   Object.fromEntries(rows.map((row) => [nameOf(row), numberOf(row)]));

@@ -36,7 +36,21 @@ export function Dialog(props: DialogProps) {
       if (opener instanceof HTMLElement && opener.isConnected) opener.focus();
     };
   }, []);
-  const leave = () => (isDirty && !isAsking ? setAsking(true) : onClose());
+  const asked = useRef<Element | null>(null);
+  // The focus goes back to what had it: outside of the dialog, its keys would not come here.
+  const stay = () => {
+    setAsking(false);
+    const before = asked.current;
+    if (before instanceof HTMLElement && before.isConnected && place.current?.contains(before)) before.focus();
+    else place.current?.focus();
+  };
+  // While it asks, only the button discards: leaving again goes back.
+  const leave = () => {
+    if (isAsking) return stay();
+    if (!isDirty) return onClose();
+    asked.current = document.activeElement;
+    setAsking(true);
+  };
   const content = (
     <>
       <header class="dialog-head">
@@ -53,7 +67,7 @@ export function Dialog(props: DialogProps) {
           <Button kind="danger" onClick={onClose}>
             {question.leave}
           </Button>
-          <Button onClick={() => setAsking(false)}>{question.stay}</Button>
+          <Button onClick={stay}>{question.stay}</Button>
         </div>
       ) : (
         actions && <footer class="dialog-foot">{actions}</footer>
@@ -66,6 +80,18 @@ export function Dialog(props: DialogProps) {
       id={id}
       class={isPanel ? "panel" : "modal"}
       aria-labelledby={heading}
+      // Browsers close it at a second Escape in a row without asking; not if the key is handled here.
+      onKeyDown={(event) => {
+        if (event.key !== "Escape" || event.defaultPrevented || event.isComposing) return;
+        event.preventDefault();
+        leave();
+      }}
+      tabIndex={-1}
+      // Closed by the browser all the same: it is asked about like any other way to leave.
+      onClose={() => {
+        place.current?.showModal();
+        leave();
+      }}
       onCancel={(event) => {
         event.preventDefault();
         leave();

@@ -1,6 +1,6 @@
 // Limits as rows of number, unit and window. errors: the server's words, by the limit's name.
 import { Plus, Trash2 } from "lucide";
-import { IN_FLIGHT, type LimitRow, nameOf, rowProblem, UNITS, windowsOf } from "../lib/limits.ts";
+import { IN_FLIGHT, type LimitRow, nameOf, rowProblem, TWICE, UNITS, windowsOf } from "../lib/limits.ts";
 import { Button } from "./button.tsx";
 
 export interface LimitRowsProps {
@@ -29,11 +29,12 @@ export function LimitRows({ legend, rows, onChange, errors = {}, isChecked, unit
       {!rows.length && <p class="note">{note}</p>}
       {rows.map((row, at) => {
         const problem = errors[nameOf(row)] ?? (isChecked ? rowProblem(row, rows) : null);
+        const isTwice = problem === TWICE;
         return (
           <div class={`limit-row${problem ? " wrong" : ""}`} key={at}>
             <input
               aria-label={`Number of limit ${at + 1}`}
-              aria-invalid={problem ? true : undefined}
+              aria-invalid={problem && !isTwice ? true : undefined}
               inputMode="decimal"
               placeholder="1,000"
               value={row.amount}
@@ -41,6 +42,7 @@ export function LimitRows({ legend, rows, onChange, errors = {}, isChecked, unit
             />
             <select
               aria-label={`Unit of limit ${at + 1}`}
+              aria-invalid={isTwice || undefined}
               value={row.unit}
               onChange={(event) => {
                 const unit = event.currentTarget.value;
@@ -58,6 +60,7 @@ export function LimitRows({ legend, rows, onChange, errors = {}, isChecked, unit
             {row.unit !== IN_FLIGHT && (
               <select
                 aria-label={`Window of limit ${at + 1}`}
+                aria-invalid={isTwice || undefined}
                 value={row.window}
                 onChange={(event) => change(at, { window: event.currentTarget.value })}
               >

@@ -1,5 +1,5 @@
 // The models that something may use: all, or those that are named. Names of models that are not served yet are allowed.
-import { useId, useState } from "preact/hooks";
+import { useId } from "preact/hooks";
 import { Plus, X } from "lucide";
 import { useStatus } from "../lib/status.ts";
 import { Button } from "./button.tsx";
@@ -11,16 +11,31 @@ export interface ModelChoiceProps {
   models: string[] | null;
   onChange: (models: string[] | null) => void;
   error?: string | null;
+  // The name that is written and not yet added.
+  typed: string;
+  onType: (typed: string) => void;
 }
 
-export function ModelChoice({ legend, models, onChange, error }: ModelChoiceProps) {
+// The models with the name that is written and not yet added.
+export const withTyped = (models: string[] | null, typed: string) =>
+  models && typed.trim() && !models.includes(typed.trim()) ? [...models, typed.trim()] : models;
+
+// Why a choice is not sent, or null: it takes the name that is written only if it is served.
+export function modelsProblem(models: string[] | null, typed: string, served: string[]): string | null {
+  const all = withTyped(models, typed);
+  if (!all) return null;
+  const name = typed.trim();
+  if (name && !models?.includes(name) && !served.includes(name)) return `${name} is not served: add it all the same, or clear the field.`;
+  return all.length ? null : "Choose a model, or all models.";
+}
+
+export function ModelChoice({ legend, models, onChange, error, typed, onType }: ModelChoiceProps) {
   const id = useId();
   const { snapshot } = useStatus();
-  const [typed, setTyped] = useState("");
   const served = (snapshot?.models ?? []).map(({ name }) => name);
   const offered = served.filter((name) => !models?.includes(name));
   const add = (name: string) => {
-    setTyped("");
+    onType("");
     if (name && !models?.includes(name)) onChange([...(models ?? []), name]);
   };
   return (
@@ -65,7 +80,7 @@ export function ModelChoice({ legend, models, onChange, error }: ModelChoiceProp
               spellcheck={false}
               onInput={(event) => {
                 const name = event.currentTarget.value;
-                setTyped(name);
+                onType(name);
                 // One that was chosen from the list comes whole.
                 const { inputType } = event as InputEvent;
                 if ((!inputType || inputType === "insertReplacementText") && offered.includes(name)) add(name);

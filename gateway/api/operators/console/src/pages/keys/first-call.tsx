@@ -1,4 +1,4 @@
-// Waits for the first call of a key, and says how it ended.
+// Waits for the first call of a key, and says how it and those after it ended.
 import { ArrowRight } from "lucide";
 import { get, withQuery } from "../../lib/api.ts";
 import { milliseconds, words } from "../../lib/format.ts";
@@ -22,18 +22,20 @@ export function FirstCall({ of, onLeave }: { of: Key; onLeave: () => void }) {
   const address = withQuery("/admin/calls", { key: of.id, tenant: of.tenant, fleet: true });
   const { content } = useLoad(() => get<{ calls: Call[] }>(address), ASK_MS, address);
   // A key of this id may have called before, and have been revoked.
-  const first = content?.calls.filter(({ at_s }) => at_s >= Math.floor(of.created ?? 0)).at(-1);
+  const calls = content?.calls.filter(({ at_s }) => at_s >= Math.floor(of.created ?? 0)) ?? [];
+  const newest = calls[0];
+  const title = calls.length > 1 ? "Newest call" : "First call";
   return (
     <div class="first-call" role="status">
       <span class="first-call-state">
-        {first ? (
+        {newest ? (
           <>
             <Badge
-              value={first.outcome}
-              tone={toneOfStatus(first.status)}
-              label={first.status < 400 ? `First call: ${first.status}` : `First call: ${first.status} ${words(first.outcome)}`}
+              value={newest.outcome}
+              tone={toneOfStatus(newest.status)}
+              label={newest.status < 400 ? `${title}: ${newest.status}` : `${title}: ${newest.status} ${words(newest.outcome)}`}
             />
-            <span class="note">{[first.model, milliseconds(first.duration_s)].filter(Boolean).join(", ")}</span>
+            <span class="note">{[newest.model, milliseconds(newest.duration_s)].filter(Boolean).join(", ")}</span>
           </>
         ) : (
           <>

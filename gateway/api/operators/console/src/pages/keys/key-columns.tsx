@@ -1,5 +1,4 @@
 // Columns of the table of keys.
-import { RefreshCw, Trash2 } from "lucide";
 import { dayOf, moment, NONE } from "../../lib/format.ts";
 import { limitsWords } from "../../lib/limits.ts";
 import { href } from "../../lib/route.ts";
@@ -45,6 +44,30 @@ function Tenant({ of }: { of: Key }) {
   );
 }
 
+const CHIPS = 2;
+
+// Scopes as chips. What else narrows the key is below them, and all of it is in the title.
+function May({ of, currency }: { of: Key; currency: string | null }) {
+  const limits = limitsWords(of.limits, currency);
+  const narrowed = [of.models && modelsWords(of), limits].filter(Boolean).join("; ");
+  const more = (of.scopes?.length ?? 0) - CHIPS;
+  return (
+    <div class="key-may" title={[scopesWords(of), modelsWords(of), limits || "the limits of its tenant"].join("\n")}>
+      {of.scopes ? (
+        <span class="key-scopes">
+          {of.scopes.slice(0, CHIPS).map((scope) => (
+            <Badge key={scope} value={scope} tone="quiet" label={scope} />
+          ))}
+          {more > 0 && <span class="note">+{more}</span>}
+        </span>
+      ) : (
+        <span class="nowrap">all operations</span>
+      )}
+      {narrowed && <Clip class="note" text={narrowed} />}
+    </div>
+  );
+}
+
 export function keyColumns({ hasTenant, canChange, currency, onRotate, onRevoke }: KeyColumnsOptions): Column<Key>[] {
   const tenant: Column<Key> = { id: "tenant", title: "Tenant", kind: "long", value: (key) => key.tenant, show: (key) => <Tenant of={key} /> };
   const actions: Column<Key> = {
@@ -54,8 +77,14 @@ export function keyColumns({ hasTenant, canChange, currency, onRotate, onRevoke 
     show: (key) =>
       key.source === "store" && (
         <>
-          {!key.successor && <Button isSmall kind="ghost" icon={RefreshCw} label={`Rotate ${key.id}`} onClick={() => onRotate(key)} />}
-          <Button isSmall kind="ghost" icon={Trash2} label={`Revoke ${key.id}`} onClick={() => onRevoke(key)} />
+          {!key.successor && (
+            <Button isSmall kind="ghost" ariaLabel={`Rotate ${key.id}`} onClick={() => onRotate(key)}>
+              Rotate
+            </Button>
+          )}
+          <Button isSmall kind="ghost" ariaLabel={`Revoke ${key.id}`} onClick={() => onRevoke(key)}>
+            Revoke
+          </Button>
         </>
       ),
   };
@@ -67,30 +96,21 @@ export function keyColumns({ hasTenant, canChange, currency, onRotate, onRevoke 
       title: "May",
       isSorted: false,
       value: scopesWords,
-      show: (key) => (
-        <>
-          <Clip text={scopesWords(key)} />
-          <Clip class="note" text={modelsWords(key)} />
-        </>
-      ),
+      show: (key) => <May of={key} currency={currency} />,
     },
     { id: "models", title: "Models", kind: "hidden", value: modelsWords },
-    {
-      id: "limits",
-      title: "Limits",
-      isSorted: false,
-      value: (key) => limitsWords(key.limits, currency),
-      show: (key) => (Object.keys(key.limits).length ? <Clip text={limitsWords(key.limits, currency)} /> : <span class="note nowrap">its tenant's</span>),
-    },
+    { id: "limits", title: "Limits", kind: "hidden", value: (key) => limitsWords(key.limits, currency) },
     {
       id: "created",
       title: "Created",
       value: (key) => (key.created === null ? null : new Date(key.created * 1000).toISOString()),
       show: (key) => (
-        <>
-          {moment(key.created)}
+        <div class="key-created">
+          <span class="nowrap" title={moment(key.created)}>
+            {key.created === null ? NONE : dayOf(new Date(key.created * 1000))}
+          </span>
           {key.created_by && <Clip class="note" text={`by ${key.created_by}`} />}
-        </>
+        </div>
       ),
     },
     { id: "created_by", title: "Created by", kind: "hidden", value: (key) => key.created_by },

@@ -4,11 +4,12 @@ import { get, type RequestError, send, withQuery } from "../../lib/api.ts";
 import { type LimitRow, limitsOf, nameOf, rowProblem } from "../../lib/limits.ts";
 import { useAction, useLoad } from "../../lib/load.ts";
 import type { CreatedKey, TenantPage } from "../../lib/tenants.ts";
+import { useStatus } from "../../lib/status.ts";
 import { Button } from "../../ui/button.tsx";
 import { Dialog } from "../../ui/dialog.tsx";
 import { TextField } from "../../ui/field.tsx";
 import { LimitRows } from "../../ui/limit-rows.tsx";
-import { ModelChoice } from "../../ui/model-choice.tsx";
+import { ModelChoice, modelsProblem, withTyped } from "../../ui/model-choice.tsx";
 import { Problem } from "../../ui/states.tsx";
 import { ScopeChoice } from "./scope-choice.tsx";
 
@@ -21,6 +22,8 @@ interface Form {
   // Null: all operations.
   scopes: string[] | null;
   models: string[] | null;
+  // A model that is written and not yet added.
+  typedModel: string;
   limits: LimitRow[];
 }
 
@@ -37,12 +40,12 @@ function useTenantNames(typed: string, isAsked: boolean) {
   return (content?.data ?? []).map(({ name }) => name);
 }
 
-const bodyOf = ({ tenant, id, expires, scopes, models, limits }: Form) => ({
+const bodyOf = ({ tenant, id, expires, scopes, models, typedModel, limits }: Form) => ({
   tenant: tenant.trim(),
   ...(id.trim() ? { id: id.trim() } : {}),
   ...(expires ? { expires } : {}),
   ...(scopes ? { scopes } : {}),
-  ...(models ? { models } : {}),
+  ...(models ? { models: withTyped(models, typedModel) } : {}),
   limits: limitsOf(limits),
 });
 
@@ -53,14 +56,16 @@ function placeOf({ param, message, status }: RequestError) {
 }
 
 export function NewKey({ tenant, onClose, onCreated }: NewKeyProps) {
-  const empty: Form = { tenant: tenant ?? "", id: "", expires: "", scopes: null, models: null, limits: [] };
+  const empty: Form = { tenant: tenant ?? "", id: "", expires: "", scopes: null, models: null, typedModel: "", limits: [] };
   const [form, setForm] = useState(empty);
   const [isChecked, setChecked] = useState(false);
   const set = (part: Partial<Form>) => setForm((before) => ({ ...before, ...part }));
   const names = useTenantNames(form.tenant.trim(), tenant === undefined);
   const { busy, problem, run } = useAction(async () => (await send<CreatedKey>("/admin/keys", { body: bodyOf(form) })).content);
+  const { snapshot } = useStatus();
+  const wrongModels = modelsProblem(form.models, form.typedModel, (snapshot?.models ?? []).map((model) => model.name));
   const isMissing = isChecked && !form.tenant.trim();
-  const isWrong = form.limits.some((row) => rowProblem(row, form.limits)) || form.scopes?.length === 0;
+  const isWrong = form.limits.some((row) => rowProblem(row, form.limits)) || form.scopes?.length === 0 || wrongModels;
   const submit = async () => {
     setChecked(true);
     if (!form.tenant.trim() || isWrong) return;
@@ -119,7 +124,14 @@ export function NewKey({ tenant, onClose, onCreated }: NewKeyProps) {
         />
       </div>
       <ScopeChoice scopes={form.scopes} onChange={(scopes) => set({ scopes })} isChecked={isChecked} error={at("scopes")} />
-      <ModelChoice legend="Models of the key" models={form.models} onChange={(models) => set({ models })} error={at("models")} />
+      <ModelChoice
+        legend="Models of the key"
+        models={form.models}
+        onChange={(models) => set({ models })}
+        typed={form.typedModel}
+        onType={(typedModel) => set({ typedModel })}
+        error={at("models") ?? (isChecked ? wrongModels : null)}
+      />
       <LimitRows
         legend="Limits of the key"
         note="None of its own: those of the tenant apply."

@@ -3,9 +3,10 @@ import { embedCode, rerankCode, type Samples } from "../../lib/samples.ts";
 import type { Key } from "../../lib/tenants.ts";
 import type { Model } from "../../lib/types.ts";
 
-// Of a call that the key may make; null if there is none, as with keys of operators.
-export function firstCallSamples(key: Key, secret: string, models: Model[]): Samples | null {
-  const allowed = models.filter(({ name }) => key.models === null || key.models.includes(name));
+// Of a call that the key may make; null if there is none, as with keys of operators. ofTenant: the models that its
+// tenant may use, null for all.
+export function firstCallSamples(key: Key, secret: string, models: Model[], ofTenant: string[] | null): Samples | null {
+  const allowed = models.filter(({ name }) => [key.models, ofTenant].every((names) => names === null || names.includes(name)));
   const modelFor = (operation: string) => {
     if (key.scopes && !key.scopes.includes(operation)) return undefined;
     // Before the first answer of a server its operations are not known.

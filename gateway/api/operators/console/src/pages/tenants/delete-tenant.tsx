@@ -7,12 +7,21 @@ import { Confirm } from "../../ui/confirm.tsx";
 import { notify } from "../../ui/toast.tsx";
 
 export function DeleteTenant({ tenant, onClose }: { tenant: Summary; onClose: () => void }) {
-  const { name, key_count, etag } = tenant;
+  const { name, key_count, etag, in_file } = tenant;
   const remove = async () => {
     await send(named("/admin/tenants", name), { method: "DELETE", headers: etag ? { "if-match": etag } : {} });
-    notify(`${name} and its keys are removed.`);
+    notify(in_file ? `What was stored of ${name} is removed.` : `${name} and its keys are removed.`);
     go("#/tenants");
   };
+  if (in_file) {
+    return (
+      <Confirm title={`Delete what is stored of ${name}?`} verb="Delete the stored settings" isDanger action={remove} onClose={onClose}>
+        <p>
+          The tenant of router.yaml stays as it is. {key_count ? "Its keys that were made here end; those of router.yaml stay." : "It has no keys."}
+        </p>
+      </Confirm>
+    );
+  }
   return (
     <Confirm title={`Delete ${name}?`} verb="Delete the tenant" isDanger action={remove} onClose={onClose}>
       <p>

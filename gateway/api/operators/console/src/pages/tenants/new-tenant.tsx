@@ -1,14 +1,21 @@
 // Adds a tenant, and leads to its page. One that exists already stays as it is.
 import { useState } from "preact/hooks";
-import { named, send } from "../../lib/api.ts";
+import { get, named, RequestError, send, withQuery } from "../../lib/api.ts";
 import { useAction } from "../../lib/load.ts";
 import { go, href } from "../../lib/route.ts";
 import { differences, EMPTY, patchOf } from "../../lib/settings.ts";
-import type { StoredTenant } from "../../lib/tenants.ts";
+import type { StoredTenant, TenantPage } from "../../lib/tenants.ts";
 import { notify } from "../../ui/toast.tsx";
 import { SavedNotes } from "./saved-notes.tsx";
 import { formOf, settingsOf } from "./tenant-form.ts";
 import { TenantPanel } from "./tenant-panel.tsx";
+
+// A stored tenant of a name in router.yaml would never apply.
+async function refuseNameOfFile(name: string) {
+  const { data } = await get<TenantPage>(withQuery("/admin/tenants", { search: name, source: "file", sort: "name", limit: 1000 }));
+  if (!data.some((tenant) => tenant.name === name)) return;
+  throw new RequestError(0, `router.yaml defines the tenant ${name}: change it there, or choose another name.`, "name");
+}
 
 const NEW = formOf("", EMPTY);
 
@@ -21,6 +28,7 @@ export function NewTenant({ onClose }: { onClose: () => void }) {
     go(href("tenants", [name]));
   };
   const { busy, problem, run } = useAction(async () => {
+    await refuseNameOfFile(name);
     const body = patchOf(differences(EMPTY, settingsOf(form)));
     return (await send<StoredTenant>(named("/admin/tenants", name), { method: "PUT", body, headers: { "if-none-match": "*" } })).content;
   });

@@ -32,7 +32,14 @@ export function TenantFields({ form, set, errors, isNew, isChecked }: TenantFiel
         />
       )}
       <LimitRows legend="Limits" rows={form.limits} onChange={(limits) => set({ limits })} errors={errors} isChecked={isChecked} />
-      <ModelChoice legend="Allowed models" models={form.models} onChange={(models) => set({ models })} error={errors.models} />
+      <ModelChoice
+        legend="Allowed models"
+        models={form.models}
+        onChange={(models) => set({ models })}
+        typed={form.typedModel}
+        onType={(typedModel) => set({ typedModel })}
+        error={errors.models}
+      />
       <div class="fields">
         <TextField
           label="Weight"

@@ -2,6 +2,7 @@
 import type { RequestError } from "../../lib/api.ts";
 import { type LimitRow, limitsOf, nameOf, rowProblem, rowsOf } from "../../lib/limits.ts";
 import type { Settings } from "../../lib/tenants.ts";
+import { modelsProblem, withTyped } from "../../ui/model-choice.tsx";
 
 export interface ModelLimits {
   model: string;
@@ -14,6 +15,8 @@ export interface TenantForm {
   modelLimits: ModelLimits[];
   userLimits: LimitRow[];
   models: string[] | null;
+  // A model that is written and not yet added.
+  typedModel: string;
   weight: string;
   priority: string;
   queueTokens: string;
@@ -29,6 +32,7 @@ export const formOf = (name: string, settings: Settings): TenantForm => ({
   modelLimits: Object.entries(settings.model_limits).map(([model, limits]) => ({ model, rows: rowsOf(limits) })),
   userLimits: rowsOf(settings.end_user_limits),
   models: settings.models,
+  typedModel: "",
   weight: String(settings.weight),
   priority: settings.priority,
   queueTokens: settings.queue_tokens === null ? "" : String(settings.queue_tokens),
@@ -45,7 +49,7 @@ export const linesOf = (text: string) =>
 const numberOf = (text: string) => Number(text.replaceAll(/[_,\s]/g, ""));
 
 export const settingsOf = (form: TenantForm): Settings => ({
-  models: form.models,
+  models: withTyped(form.models, form.typedModel),
   limits: limitsOf(form.limits),
   model_limits: Object.fromEntries(
     form.modelLimits.filter(({ rows }) => rows.length).map(({ model, rows }) => [model.trim(), limitsOf(rows)]),
@@ -61,11 +65,15 @@ export const settingsOf = (form: TenantForm): Settings => ({
 const isPositive = (text: string) => Number.isSafeInteger(numberOf(text)) && numberOf(text) > 0;
 
 // Problems that this page sees itself, by field. Those of limits are beside their rows.
-export function problemsOf(form: TenantForm): Errors {
+// saved: the form as it was opened, for a tenant that may use no model stays so. served: names of models.
+export function problemsOf(form: TenantForm, saved: TenantForm, served: string[]): Errors {
   const errors: Errors = {};
   if (!form.name.trim()) errors.name = "Write a name.";
   if (!isPositive(form.weight)) errors.weight = "a whole number from 1";
   if (form.queueTokens.trim() && !isPositive(form.queueTokens)) errors.queue_tokens = "a whole number from 1, or nothing";
+  const models = modelsProblem(form.models, form.typedModel, served);
+  const isSame = form.models?.length === 0 && saved.models?.length === 0 && !form.typedModel.trim();
+  if (models && !isSame) errors.models = models;
   const rows = [form.limits, form.userLimits, ...form.modelLimits.map((of) => of.rows)];
   if (rows.some((of) => of.some((row) => rowProblem(row, of)))) errors.limits = "see the marked limits";
   const names = form.modelLimits.map(({ model }) => model.trim());

@@ -27,6 +27,7 @@ const REFRESH_MS = 5000;
 const PATH: [string, string][] = [["Tenants", "#/tenants"]];
 
 function sourceNote(tenant: Summary, canChange: boolean) {
+  if (tenant.in_file && tenant.etag) return "A tenant of router.yaml. Settings of its name are stored too and never apply: delete them here.";
   if (tenant.in_file) return "A tenant of router.yaml: change it under tenants there, then read the file again.";
   if (!tenant.etag) return "It is not stored: it has no settings of its own.";
   return canChange ? "Stored; every gateway applies a change within a second." : "Stored. Your key may read, not change.";
@@ -44,7 +45,8 @@ export function TenantPage({ name }: { name: string }) {
     reload();
     setTurn((before) => before + 1);
   };
-  const isEditable = canChange && tenant !== null && tenant.etag !== null && !tenant.in_file;
+  const isStored = canChange && tenant !== null && tenant.etag !== null;
+  const isEditable = isStored && !tenant.in_file;
   if (problem?.status === 404) {
     return (
       <Page title={name} path={PATH}>
@@ -61,15 +63,15 @@ export function TenantPage({ name }: { name: string }) {
       <Button icon={ChartColumn} onClick={() => setOpened("usage")}>
         Usage report
       </Button>
+      {isStored && (
+        <Button icon={Trash2} onClick={() => setOpened("delete")}>
+          {isEditable ? "Delete" : "Delete what is stored"}
+        </Button>
+      )}
       {isEditable && (
-        <>
-          <Button icon={Trash2} onClick={() => setOpened("delete")}>
-            Delete
-          </Button>
-          <Button kind="primary" icon={Pencil} onClick={() => setOpened("edit")}>
-            Edit
-          </Button>
-        </>
+        <Button kind="primary" icon={Pencil} onClick={() => setOpened("edit")}>
+          Edit
+        </Button>
       )}
     </>
   );

@@ -2,6 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import type { RequestError } from "../../lib/api.ts";
+import { useStatus } from "../../lib/status.ts";
 import { Button } from "../../ui/button.tsx";
 import { Dialog } from "../../ui/dialog.tsx";
 import { Problem } from "../../ui/states.tsx";
@@ -28,7 +29,8 @@ export interface TenantPanelProps {
 export function TenantPanel(props: TenantPanelProps) {
   const { title, note, verb, form, saved, set, isNew = false, busy, problem, onSave, onClose, children } = props;
   const [isChecked, setChecked] = useState(false);
-  const own = problemsOf(form);
+  const { snapshot } = useStatus();
+  const own = problemsOf(form, saved, (snapshot?.models ?? []).map((model) => model.name));
   const errors = isChecked ? { ...errorsOf(problem, form), ...own } : errorsOf(problem, form);
   const submit = () => {
     setChecked(true);
@@ -46,7 +48,7 @@ export function TenantPanel(props: TenantPanelProps) {
       onSubmit={submit}
       actions={
         <>
-          {hasOwn && <span class="field-error">Mend the marked fields.</span>}
+          {hasOwn && <span class="field-error">Correct the marked fields.</span>}
           <Button onClick={onClose}>Cancel</Button>
           <Button kind="primary" type="submit" busy={busy}>
             {verb}
