@@ -15,6 +15,8 @@ export interface Call {
   stages: Record<string, number>;
   replicas: string[];
   attempts: number;
+  // Of the error, as its reply had it; null for most kinds.
+  message?: string | null;
   upstream_status: string | null;
   upstream_words: string | null;
   end_user: string | null;

@@ -3,6 +3,7 @@ import { plural } from "../../lib/format.ts";
 import { errorKind } from "../../lib/error-kinds.ts";
 import { href } from "../../lib/route.ts";
 import { toneOfStatus } from "../../ui/badge.tsx";
+import { Said } from "../../ui/said.tsx";
 import { type Call, isFailed } from "./call.ts";
 
 function Upstream({ call }: { call: Call }) {
@@ -39,6 +40,7 @@ export function Finding({ call }: { call: Call }) {
       <p>
         <b>{means}</b> {tries}
       </p>
+      {call.message && <Said message={call.message} />}
       <p>{advice}</p>
       <Upstream call={call} />
       <p class="row">
