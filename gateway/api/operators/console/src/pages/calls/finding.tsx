@@ -5,6 +5,7 @@ import { href } from "../../lib/route.ts";
 import { toneOfStatus } from "../../ui/badge.tsx";
 import { Said } from "../../ui/said.tsx";
 import { type Call, isFailed } from "./call.ts";
+import { DownReplicas } from "./down-replicas.tsx";
 
 function Upstream({ call }: { call: Call }) {
   if (!call.upstream_status && !call.upstream_words) return null;
@@ -42,6 +43,7 @@ export function Finding({ call }: { call: Call }) {
       </p>
       {call.message && <Said message={call.message} />}
       <p>{advice}</p>
+      {call.outcome === "no_replica" && <DownReplicas model={call.model} />}
       <Upstream call={call} />
       <p class="row">
         {call.tenant && call.outcome === "quota_exceeded" && <a href={href("tenants", [call.tenant])}>Limits of the tenant</a>}
