@@ -13,12 +13,13 @@ function useDown(model: string | null): Replica[] {
   return snapshot.replicas.filter(({ upstream, state }) => names.includes(upstream) && !SERVING.includes(state));
 }
 
-export function DownReplicas({ model }: { model: string | null }) {
+// otherwise: the advice if all of them serve again, or the model is gone.
+export function DownReplicas({ model, otherwise }: { model: string | null; otherwise: string }) {
   const down = useDown(model);
-  if (!down.length) return null;
+  if (!down.length) return <p>{otherwise}</p>;
   return (
     <div id="down-replicas">
-      <p class="note">Now:</p>
+      <p>Start the server of a replica again, or correct its address. Now:</p>
       <ul class="replicas">
         {down.slice(0, SHOWN).map(({ upstream, name, state, reason }) => (
           <li key={`${upstream} ${name}`}>

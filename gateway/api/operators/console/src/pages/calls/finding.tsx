@@ -42,8 +42,7 @@ export function Finding({ call }: { call: Call }) {
         <b>{means}</b> {tries}
       </p>
       {call.message && <Said message={call.message} />}
-      <p>{advice}</p>
-      {call.outcome === "no_replica" && <DownReplicas model={call.model} />}
+      {call.outcome === "no_replica" ? <DownReplicas model={call.model} otherwise={advice} /> : <p>{advice}</p>}
       <Upstream call={call} />
       <p class="row">
         {call.tenant && call.outcome === "quota_exceeded" && <a href={href("tenants", [call.tenant])}>Limits of the tenant</a>}
