@@ -45,7 +45,7 @@ models:
   colqwen2: {{upstream: pages}}
 defaults: {{embed: bge, rerank: cross}}
 tenants:
-  '{markup}': {{keys: ["{digest}"]}}
+  '{markup}': {{keys: [{{digest: "{digest}", scopes: [embed, rerank, classify, tokenize, admin]}}]}}
 """
 
 

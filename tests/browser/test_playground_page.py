@@ -278,6 +278,6 @@ def test_the_code_of_a_call_runs(ready: ObservedPage) -> None:
     shell = subprocess.run(
         ["sh", "-c", codes["curl"]], env=environment, capture_output=True, text=True, check=True, timeout=30
     )
-    assert 2 == shell.stdout.count('"embedding"')
+    assert 2 == shell.stdout.count('"embedding":[')
     compile(codes["Python"], "sample", "exec")
     assert KEY not in "".join(codes.values())

@@ -33,6 +33,7 @@ export const most = (values: Values) => values.reduce<number>((found, value) => 
 // The shortest unit in which the greatest of some rates per second is at least `least`, else the longest.
 export function unitFor(rates: Values, units = UNITS, least = 1): TimeUnit {
   const peak = most(rates);
+  if (!peak) return units[0]!;
   return units.find(({ seconds }) => peak * seconds >= least) ?? units.at(-1)!;
 }
 

@@ -19,6 +19,8 @@ export interface Access {
   scopes: string[] | undefined;
   tenant: string | undefined;
   problem: RequestError | null;
+  // What the key may do was asked for, with or without success.
+  isRead: boolean;
   // The operators' pages are refused to this key.
   isDenied: boolean;
   // This key, or this machine, may change things.
@@ -31,10 +33,14 @@ export const AccessContext = createContext<Access>({
   scopes: undefined,
   tenant: undefined,
   problem: null,
+  isRead: false,
   isDenied: false,
   canChange: true,
 });
 export const useAccess = () => useContext(AccessContext);
+
+// An operator has one of these scopes.
+const OPERATORS = ["admin", "admin:read"];
 
 export function useAccessSource(isDenied: boolean): Access {
   const { content, problem } = useLoad(async () => {
@@ -50,8 +56,10 @@ export function useAccessSource(isDenied: boolean): Access {
     scopes,
     tenant: content?.tenant,
     problem,
-    isDenied,
+    isRead: content !== null || problem !== null,
+    // On the gateway's own machine the status is there for any key; what the key may do decides all the same.
+    isDenied: isDenied || Boolean(scopes && !OPERATORS.some((scope) => scopes.includes(scope))),
     // Without a key the operators' pages only read, also on the gateway's own machine.
-    canChange: hasKey() && (!scopes || scopes.includes("admin") || !scopes.includes("admin:read")),
+    canChange: hasKey() && (!scopes || scopes.includes("admin")),
   };
 }

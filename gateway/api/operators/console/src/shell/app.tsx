@@ -19,13 +19,14 @@ function useShell() {
   const signOn = useSignOn();
   const status = useStatusSource();
   // With a key that is for no operator, and on an address without their paths.
-  const isDenied = status.problem?.status === 403 || (session.hasKey && status.problem?.status === 404);
-  const access = useAccessSource(isDenied);
+  const isRefused = status.problem?.status === 403 || (session.hasKey && status.problem?.status === 404);
+  const access = useAccessSource(isRefused);
+  const { isDenied } = access;
   const route = useRoute();
   const pages = PAGES.filter(({ isForOperators }) => !(isForOperators && isDenied)).filter(
     ({ scopes }) => !scopes || !access.scopes || scopes.some((scope) => access.scopes?.includes(scope)),
   );
-  const isKnown = status.snapshot !== null || status.problem !== null;
+  const isKnown = (status.snapshot !== null || status.problem !== null) && (!session.hasKey || access.isRead);
   return { session, signOn, status, isDenied, access, route, pages, isKnown };
 }
 
