@@ -23,6 +23,7 @@ class CallFinished(msgspec.Struct, frozen=True):
     of the API key, None if none was accepted. address: of the client. path: as sent, cut and escaped,
     only if no handler serves it. reason: class of the cause of a refusal, None if its kind has only one; the
     name that was asked for, cut, if no model has it.
+    message: of the error, as its caller got it, cut; only of kinds whose messages have no words of a body.
     is_bulk: it yielded to interactive calls. is_recorded: its trace has spans. replicas, attempts,
     upstream_status, upstream_words: as in `AttemptRecord`. end_user: for whom it was sent, by digest unless
     `end_users.log` is plain. cost: of a served call, in the gateway's currency; None if its model has no
@@ -55,6 +56,7 @@ class CallFinished(msgspec.Struct, frozen=True):
     end_user: str | None = None
     cost: float | None = None
     truncated_inputs: int | None = 0
+    message: str | None = None
 
 
 class UpstreamServer(msgspec.Struct, frozen=True):

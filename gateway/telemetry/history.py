@@ -186,6 +186,7 @@ class RecentCall(msgspec.Struct, frozen=True):
     trace_id: str | None = None
     cost: float | None = None
     truncated_inputs: int | None = 0
+    message: str | None = None
     gateway: str | None = None
 
 

@@ -81,6 +81,36 @@ async def test_a_tenant_sees_its_own_calls_only(boot: Boots) -> None:
     assert first["stages"]["upstream"] > 0
 
 
+async def test_a_failed_call_keeps_its_message_but_no_text_of_its_body(boot: Boots) -> None:
+    limits = "  globex: {limits: {requests_per_minute: 2}, keys: ["
+    config = CONFIG.replace("  globex: {keys: [", limits)
+    secret = "a secret text"
+    async with boot({"tei-0": FakeTei()}, config, wait=False) as gateway:
+        for _ in range(3):
+            refused = await gateway.post("/v1/embeddings", {"model": "bge", "input": "one"}, **OTHER)
+        for body in (
+            {"model": "none", "input": "x"},
+            {"model": "bge", "input": "one", "encoding_format": secret},
+            {"model": "away", "input": "x"},
+        ):
+            await gateway.post("/v1/embeddings", body)
+        theirs = await calls_of(gateway, "?failed=true", headers=OTHER)
+        own = await calls_of(gateway, "?failed=true")
+        listed = (await gateway.client.get("/admin/calls?failed=true", headers=OPS)).json()["calls"]
+
+    to_tenants = {call["outcome"]: call["message"] for call in theirs + own}
+    to_operators = {call["outcome"]: call["message"] for call in listed}
+    assert "requests_per_minute (2)" in to_tenants["quota_exceeded"]
+    assert refused.json()["error"]["message"] == to_tenants["quota_exceeded"]
+    assert to_tenants["quota_exceeded"] == to_operators["quota_exceeded"]
+    assert to_tenants["invalid_input"] is to_operators["invalid_input"] is None
+    assert "'none'" in to_tenants["model_not_found"]
+    # Replicas are for operators.
+    assert to_tenants["no_replica"] is None
+    assert to_operators["no_replica"]
+    assert secret not in json.dumps([theirs, own, listed])
+
+
 async def test_lists_of_calls_have_their_cost(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}, CONFIG, wait=False) as gateway:
         for model in ("bge", "free", "none"):

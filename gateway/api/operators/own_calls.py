@@ -66,12 +66,16 @@ ADVICE: Mapping[str, str] = {
     "internal": "Report the request id to the operator: this is a fault of the gateway.",
 }
 
+# Kinds whose messages name nothing that is for operators only, such as an address.
+KINDS_WITH_MESSAGE = frozenset({"quota_exceeded", "overloaded", "model_forbidden", "model_not_found"})
+
 
 class OwnCall(msgspec.Struct, frozen=True):
     """A call of the tenant whose key was sent.
 
     at_s: its end, in seconds since 1970. status: of HTTP. outcome: `ok`, `cancelled`, or the kind of the
-    error. advice: what to do about the error, null for `ok`. stages: seconds of each, as in `server-timing`.
+    error. message: of the error, as its reply had it, null for most kinds. advice: what to do about the error,
+    null for `ok`. stages: seconds of each, as in `server-timing`.
     cost: in the gateway's currency, null if the call was not served, or its model has no price.
     truncated_inputs: number of inputs that were cut, null if it is not known. trace_id: null unless the call
     was traced.
@@ -83,6 +87,7 @@ class OwnCall(msgspec.Struct, frozen=True):
     operation: str | None
     status: int
     outcome: str
+    message: str | None
     advice: str | None
     duration_s: float
     stages: Mapping[Stage, float]
@@ -144,6 +149,7 @@ def _own(call: RecentCall) -> OwnCall:
         call.operation,
         call.status,
         call.outcome,
+        call.message if call.outcome in KINDS_WITH_MESSAGE else None,
         ADVICE.get(call.outcome),
         call.duration_s,
         call.stages,

@@ -46,6 +46,11 @@ REQUEST_ID_CHARACTERS_MAX = 128
 REQUEST_ID = re.compile(rb"[!-~]+")
 # Of the path of a request that no handler serves, in its log line.
 PATH_CHARACTERS_MAX = 128
+# Kinds whose messages are kept for lists of calls: they have names and numbers, and nothing of an input.
+KINDS_WITH_KEPT_MESSAGE = frozenset(
+    {"quota_exceeded", "overloaded", "model_forbidden", "model_not_found", "no_replica", "deadline_exceeded"}
+)
+KEPT_CHARACTERS_MAX = 300
 
 
 class RequestContext:
@@ -101,6 +106,7 @@ class RequestContext:
         self.key_id: str | None = None
         self.outcome = "ok"
         self.reason: str | None = None
+        self.message: str | None = None
         self.inputs = 0
         self.tokens = 0
         self.cached_tokens = 0
@@ -229,6 +235,8 @@ class RequestContext:
         self.outcome, self.reason = failure.kind, failure.reason
         if self.rows is not None:
             failure.name_rows(self.rows.texts)
+        if failure.kind in KINDS_WITH_KEPT_MESSAGE:
+            self.message = failure.message[:KEPT_CHARACTERS_MAX]
         if isinstance(failure, Internal):
             kind, id_ = ("call", self.request_id) if self.reservation is None else ("line", self.reservation)
             logger.error("%s %s failed", kind, id_, exc_info=error)
@@ -269,6 +277,7 @@ class RequestContext:
             end_user=None if self.end_user is None else self.end_user.name,
             cost=None if self.budget is None else in_currency(self.budget),
             truncated_inputs=self.truncated_inputs,
+            message=self.message,
         )
         if trace is not None:
             trace.finish(event)

@@ -35,7 +35,7 @@ export function TableTools({ label, state, total, last, isSearched, onExport, is
   const place = `${count(start + 1)}–${count(Math.min(total, start + PAGE_ROWS))} of ${count(total)}`;
   if (!isSearched && !children && !onExport) return null;
   return (
-    <div class="table-tools">
+    <div class={`table-tools${isSearched || children ? "" : " slim"}`}>
       {isSearched && (
         <div class="search">
           <Icon of={Search} size={15} />

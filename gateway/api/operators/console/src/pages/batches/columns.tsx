@@ -71,7 +71,7 @@ export const columnsOf = ({ isOwn, addressOf, onCancel }: ColumnOptions): Column
     title: "Model",
     value: ({ batch }) => batch.model,
     show: ({ batch }) => (
-      <div class="pair">
+      <div class="pair batch-model">
         <Clip text={batch.model ?? "–"} />
         <Clip class="note" text={batch.endpoint.replace(/^\/(v\d\/)?/, "")} />
       </div>

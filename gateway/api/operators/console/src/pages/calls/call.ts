@@ -15,6 +15,8 @@ export interface Call {
   stages: Record<string, number>;
   replicas: string[];
   attempts: number;
+  // Of the error, as its reply had it; null for most kinds.
+  message?: string | null;
   upstream_status: string | null;
   upstream_words: string | null;
   end_user: string | null;
@@ -34,6 +36,8 @@ export interface CallList {
 }
 
 export const keyOf = (call: Call) => `${call.gateway ?? ""} ${call.request_id} ${call.at_s}`;
+// Requests that call no model, such as those of this page, are of interest only if they failed.
+export const isOfModel = (call: Call) => call.model !== null || call.outcome !== "ok";
 export const isFailed = (call: Call) => call.outcome !== "ok";
 // The replica that was asked last, without what all replicas share.
 export const shortReplica = (name: string) => name.replace(/^https?:\/\//, "").replace(/\/$/, "");

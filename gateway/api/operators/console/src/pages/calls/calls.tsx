@@ -66,6 +66,7 @@ export function Calls() {
           <TextFilter name="key" label="Key" placeholder="id of a key" />
           <TextFilter name="request_id" label="Request id" placeholder="a part of it" />
           <SwitchFilter name="failed" label="Only failed" />
+          <SwitchFilter name="all" label="All requests" />
           <SwitchFilter name="fleet" label="All gateways" />
         </Filters>
         <div
@@ -81,7 +82,7 @@ export function Calls() {
             isSearched={false}
             onOpen={(call) => go(addressOf(call))}
             isSelected={(call) => call.request_id === chosen && String(call.at_s) === chosenAt}
-            empty={{ title: "No call matches", children: "Calls appear here as they end. Names in the filters are compared whole." }}
+            empty={{ title: "No call matches", children: "Calls of models appear here as they end. Names in the filters are compared whole." }}
           />
         </div>
       </Card>

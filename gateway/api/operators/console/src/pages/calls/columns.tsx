@@ -90,7 +90,7 @@ export const columnsOf = (addressOf: (call: Call) => string, hasGateways: boolea
       return <Pair name={last ? shortReplica(last) : null} more={hasGateways ? call.gateway : attempts} />;
     },
   },
-  ...["request_id", "route", "key_id", "operation", "upstream_status", "upstream_words", "end_user", "gateway"].map((name) =>
+  ...["request_id", "route", "key_id", "operation", "message", "upstream_status", "upstream_words", "end_user", "gateway"].map((name) =>
     hidden(name, (call) => (call[name as keyof Call] as string | null) ?? null),
   ),
   hidden("attempts", (call) => call.attempts),

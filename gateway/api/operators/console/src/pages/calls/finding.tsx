@@ -3,7 +3,9 @@ import { plural } from "../../lib/format.ts";
 import { errorKind } from "../../lib/error-kinds.ts";
 import { href } from "../../lib/route.ts";
 import { toneOfStatus } from "../../ui/badge.tsx";
+import { Said } from "../../ui/said.tsx";
 import { type Call, isFailed } from "./call.ts";
+import { DownReplicas } from "./down-replicas.tsx";
 
 function Upstream({ call }: { call: Call }) {
   if (!call.upstream_status && !call.upstream_words) return null;
@@ -39,7 +41,8 @@ export function Finding({ call }: { call: Call }) {
       <p>
         <b>{means}</b> {tries}
       </p>
-      <p>{advice}</p>
+      {call.message && <Said message={call.message} />}
+      {call.outcome === "no_replica" ? <DownReplicas model={call.model} otherwise={advice} /> : <p>{advice}</p>}
       <Upstream call={call} />
       <p class="row">
         {call.tenant && call.outcome === "quota_exceeded" && <a href={href("tenants", [call.tenant])}>Limits of the tenant</a>}

@@ -3,7 +3,7 @@ import { useRef } from "preact/hooks";
 import { get, withQuery } from "../../lib/api.ts";
 import { type Loaded, useLoad } from "../../lib/load.ts";
 import { useRoute } from "../../lib/route.ts";
-import type { Call, CallList } from "./call.ts";
+import { type Call, type CallList, isOfModel } from "./call.ts";
 
 const REFRESH_INTERVAL_MS = 2000;
 // All gateways are asked, and may take 5 s.
@@ -31,8 +31,10 @@ export function useCalls(isLive: boolean, isHeld: boolean): LiveCalls {
   const held = useRef<{ subject: string; list: CallList | null }>({ subject: "", list: null });
   const isKept = isHeld && held.current.subject === subject && held.current.list !== null;
   if (!isKept) held.current = { subject, list: loaded.content };
-  const calls = held.current.list?.calls ?? null;
+  // Who asks for an id wants that request, whatever it is.
+  const isListed = (call: Call) => query.has("all") || query.has("request_id") || isOfModel(call);
+  const calls = held.current.list?.calls.filter(isListed) ?? null;
   const newestS = calls?.[0]?.at_s ?? 0;
-  const newer = isKept ? (loaded.content?.calls.filter(({ at_s }) => at_s > newestS).length ?? 0) : 0;
+  const newer = isKept ? (loaded.content?.calls.filter((call) => call.at_s > newestS && isListed(call)).length ?? 0) : 0;
   return { ...loaded, calls, newer, isFleet };
 }

@@ -4,6 +4,7 @@ import { Badge, toneOfStatus } from "../../ui/badge.tsx";
 import { CopyButton } from "../../ui/copy-button.tsx";
 import { Dialog } from "../../ui/dialog.tsx";
 import { KeyValues } from "../../ui/key-values.tsx";
+import { Said } from "../../ui/said.tsx";
 import { StageBar } from "../../ui/stage-bar.tsx";
 import { errorKind } from "../../lib/error-kinds.ts";
 import type { OwnCall } from "./own.ts";
@@ -21,6 +22,7 @@ export function OwnCallPanel({ call, onClose }: { call: OwnCall; onClose: () => 
           <p>
             <b>{errorKind(call.outcome).means}</b>
           </p>
+          {call.message && <Said message={call.message} />}
           <p>{call.advice}</p>
           <p>
             <a href="/docs">All kinds of errors</a>

@@ -16,6 +16,19 @@ const VIEWS = [
   { name: "all", title: "All calls" },
 ];
 
+const reason: Column<OwnCall> = {
+  id: "advice",
+  title: "Why, and what to do",
+  value: (call) => [call.message, call.advice].filter(Boolean).join(" – "),
+  show: (call) => (
+    <>
+      {call.message && <div dir="auto">{call.message}</div>}
+      <div class={call.message ? "note" : ""}>{call.advice}</div>
+    </>
+  ),
+  kind: "long",
+};
+
 const columnsOf = (addressOf: (call: OwnCall) => string, isFailed: boolean): Column<OwnCall>[] => [
   {
     id: "time",
@@ -45,7 +58,7 @@ const columnsOf = (addressOf: (call: OwnCall) => string, isFailed: boolean): Col
     ),
   },
   ...(isFailed
-    ? [{ id: "advice", title: "What to do", value: (call: OwnCall) => call.advice, show: (call: OwnCall) => <>{call.advice}</>, kind: "long" as const }]
+    ? [reason]
     : [{ id: "tokens", title: "Tokens", value: (call: OwnCall) => call.tokens, kind: "number" as const }]),
   {
     id: "duration",

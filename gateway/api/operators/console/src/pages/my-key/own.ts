@@ -47,6 +47,8 @@ export interface OwnCall {
   operation: string | null;
   status: number;
   outcome: string;
+  // Of the error, as its reply had it; null for most kinds.
+  message?: string | null;
   // What to do about the error; null for ok.
   advice: string | null;
   duration_s: number;
