@@ -44,6 +44,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 listen: 127.0.0.1:0
 upstreams: {{one: {{backend: tei, replicas: ["{url}"]}}}}
 models: {{served: {{upstream: one}}, '{MARKUP}': {{upstream: one}}, {ARABIC}: {{upstream: one}}}}
+defaults: {{embed: served}}
 tenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}
 """
         )
@@ -184,6 +185,7 @@ def test_search_by_keyboard(browser: Any, gateway: Served, docs: Docs) -> None:
     page.wait_for_selector("[role=option]")
     first = page.locator("[role=option]").first.inner_text()
     page.keyboard.press("ArrowDown")
+    page.wait_for_selector(".sidebar [role=option]:nth-child(2)[aria-selected=true]")
     second = page.locator(".sidebar [role=option][aria-selected=true] .result-path").inner_text()
     active = page.evaluate(
         "document.getElementById(document.activeElement.getAttribute('aria-activedescendant'))?.innerText"
@@ -197,7 +199,7 @@ def test_search_by_keyboard(browser: Any, gateway: Served, docs: Docs) -> None:
     shared.search.fill("/embed_sparse")
     ranked = shared.page.locator("[role=option]").first.inner_text()
     shared.search.fill("zzzz")
-    shared.page.get_by_text("Nothing found.").wait_for()
+    shared.page.get_by_text("Nothing found.").locator("visible=true").wait_for()
     shared.context.close()
 
     assert "relevance_score" in first
