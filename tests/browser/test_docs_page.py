@@ -44,6 +44,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 listen: 127.0.0.1:0
 upstreams: {{one: {{backend: tei, replicas: ["{url}"]}}}}
 models: {{served: {{upstream: one}}, '{MARKUP}': {{upstream: one}}, {ARABIC}: {{upstream: one}}}}
+defaults: {{embed: served}}
 tenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}
 """
         )
@@ -184,6 +185,7 @@ def test_search_by_keyboard(browser: Any, gateway: Served, docs: Docs) -> None:
     page.wait_for_selector("[role=option]")
     first = page.locator("[role=option]").first.inner_text()
     page.keyboard.press("ArrowDown")
+    page.wait_for_selector(".sidebar [role=option]:nth-child(2)[aria-selected=true]")
     second = page.locator(".sidebar [role=option][aria-selected=true] .result-path").inner_text()
     active = page.evaluate(
         "document.getElementById(document.activeElement.getAttribute('aria-activedescendant'))?.innerText"
@@ -197,7 +199,7 @@ def test_search_by_keyboard(browser: Any, gateway: Served, docs: Docs) -> None:
     shared.search.fill("/embed_sparse")
     ranked = shared.page.locator("[role=option]").first.inner_text()
     shared.search.fill("zzzz")
-    shared.page.get_by_text("Nothing found.").wait_for()
+    shared.page.get_by_text("Nothing found.").locator("visible=true").wait_for()
     shared.context.close()
 
     assert "relevance_score" in first
@@ -245,6 +247,44 @@ def test_form_gives_a_vector_and_keeps_the_key_in_the_tab(docs: Docs, gateway: S
     assert 1 == stored.count(KEY)
     assert f'"gateway.key":"{KEY}"' in stored
     assert KEY == key
+
+
+def test_send_waits_for_the_names_of_models(docs: Docs) -> None:
+    page = docs.page
+    body = page.get_by_role("textbox", name="Body", exact=True)
+    example = body.input_value()
+    held: list[Any] = []
+    sent: list[Any] = []
+
+    # Playwright takes no built-in method.
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    page.route("**/v1/models", hold)
+    page.on("request", lambda request: sent.append(request.post_data_json) if request.post_data else None)
+    form = page.get_by_role("region", name="Try it")
+    form.get_by_label("API key").fill(KEY)
+    form.get_by_role("button", name="Send").click()
+    page.get_by_text("Waiting for the reply").wait_for()
+    early = len(sent)
+    held[0].continue_()
+    form.locator(".reply").wait_for()
+    shown = body.input_value()
+    first = form.inner_text()
+    body.fill('{"model": "typed", "input": "a"}')
+    body.press("Tab")
+    edited = docs.send()
+    kept = body.input_value()
+    # The browser writes each reply of an error to its console.
+    docs.complaints.clear()
+
+    assert '"model": "YOUR_MODEL"' in example
+    assert 0 == early
+    assert '"model": "served"' in shown
+    assert "200 OK" in first
+    assert ["served", "typed"] == [call["model"] for call in sent]
+    assert '"model": "typed"' in kept
+    assert "404" in edited
 
 
 def test_form_shows_errors_and_markup_as_text(browser: Any, gateway: Served) -> None:

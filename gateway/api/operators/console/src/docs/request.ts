@@ -26,6 +26,8 @@ export interface Draft {
   form: Form;
 }
 
+// In place of the documentation's models, which this gateway may not have.
+export const PLACEHOLDER = "YOUR_MODEL";
 export const JSON_TYPE = "application/json";
 export const FORM_TYPE = "multipart/form-data";
 
@@ -55,7 +57,9 @@ export function workOf(path: string) {
 export function draftOf(operation: Operation, path: string, schemas: Schemas): Draft {
   const media = bodyOf(operation)[JSON_TYPE];
   const example = media && (media.example ?? exampleOf(media.schema ?? {}, schemas));
-  const body = example === undefined ? "" : JSON.stringify(example, null, 2);
+  const text = example === undefined ? "" : JSON.stringify(example, null, 2);
+  const isCall = operation.method === "POST" && !path.includes("/admin");
+  const body = isCall ? text.replace(/("model": "(?:models\/)?)[^"\\]*"/g, `$1${PLACEHOLDER}"`) : text;
   return { path, values: {}, body, form: {} };
 }
 

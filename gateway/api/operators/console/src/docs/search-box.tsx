@@ -30,11 +30,12 @@ export function Search({ api, operations, place, go, isMain, children }: SearchP
   const id = useId();
   const field = useRef<HTMLInputElement>(null);
   const list = useRef<HTMLDivElement>(null);
-  const [active, setActive] = useState(0);
+  const [choice, setChoice] = useState({ query: "", at: 0 });
+  // Another query begins with its first result.
+  const active = choice.query === place.query ? choice.at : 0;
   const index = useMemo(() => indexOf(api, operations), [operations]);
   const results = useMemo(() => search(index, place.query), [index, place.query]);
   const isOpen = place.query.trim() !== "";
-  useEffect(() => setActive(0), [place.query]);
   useEffect(() => {
     list.current?.querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" });
   }, [active]);
@@ -52,7 +53,7 @@ export function Search({ api, operations, place, go, isMain, children }: SearchP
   const onKeyDown = (event: KeyboardEvent) => {
     const last = results.length - 1;
     const next = { ArrowDown: Math.min(active + 1, last), ArrowUp: Math.max(active - 1, 0) }[event.key];
-    if (next !== undefined && isOpen) setActive(next);
+    if (next !== undefined && isOpen) setChoice({ query: place.query, at: next });
     else if (event.key === "Enter" && results[active]) go({ id: idOf(results[active]), query: place.query }, true);
     else if (event.key === "Escape" && place.query) go({ id: place.id, query: "" }, false);
     else return;

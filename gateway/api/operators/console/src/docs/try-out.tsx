@@ -1,6 +1,6 @@
 // A form that sends the request of an operation to this gateway, and shows the reply. The key is that of this tab, which
 // the console uses too.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { Send } from "lucide";
 import { currentKey, setKey } from "../lib/session.ts";
 import { Button } from "../ui/button.tsx";
@@ -29,26 +29,37 @@ export function TryOut({ operation, draft, onChange, base, schemas }: TryOutProp
   const [reply, setReply] = useState<ShownReply | null>(null);
   const [problem, setProblem] = useState("");
   const { path } = draft;
-  const nameModels = (typed: string) => {
-    if (!typed || !/^[!-~]+$/.test(typed)) return;
-    void modelsFor(base, typed).then((served) => {
+  const named = useRef("");
+  // Resolves to a body with the names of models that the key may use. The form shows them too.
+  const nameModels = async (typed: string, body: string): Promise<string> => {
+    named.current = typed;
+    const served = /^[!-~]*$/.test(typed) ? await modelsFor(base, typed) : [];
+    // Unless another key was typed meanwhile.
+    if (named.current === typed) {
       setModels(served);
       onChange((before) => ({ ...before, body: withModel(before.body, served, path) }));
-    });
+    }
+    return withModel(body, served, path);
   };
-  useEffect(() => nameModels(currentKey()), [operation]);
+  useEffect(() => {
+    if (currentKey()) void nameModels(currentKey(), draft.body);
+  }, [operation]);
   const keep = () => {
-    if (key.trim() !== currentKey()) setKey(key.trim());
-    nameModels(key.trim());
+    const typed = key.trim();
+    if (typed !== currentKey()) setKey(typed);
+    if (typed) void nameModels(typed, draft.body);
   };
   const submit = async (event: Event) => {
     event.preventDefault();
     if (busy) return;
     setBusy(true);
     setProblem("");
+    const typed = key.trim();
     try {
-      keep();
-      setReply(await sendRequest(requestOf(operation, draft, base, false), key.trim()));
+      if (typed !== currentKey()) setKey(typed);
+      // What is sent is what the form shows: it waits for the names, and keeps what is typed from now on for later.
+      const body = operation.needsKey && draft.body ? await nameModels(typed, draft.body) : draft.body;
+      setReply(await sendRequest(requestOf(operation, { ...draft, body }, base, false), typed));
     } catch (error) {
       setReply(null);
       setProblem((error as Error).message);

@@ -49,6 +49,7 @@ export const moment = orNone((atS) => {
   if (at.toDateString() === new Date().toDateString()) return time;
   return `${at.toLocaleDateString("en-CA")} ${time.slice(0, 5)}`;
 });
+export const day = orNone((atS) => new Date(atS * 1000).toLocaleDateString("en-CA"));
 export const duration = orNone((seconds) => {
   const total = Math.floor(seconds);
   if (total < 120) return `${total} s`;

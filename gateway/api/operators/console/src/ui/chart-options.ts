@@ -16,16 +16,24 @@ export interface ChartOptions {
   height: number;
   series: Series[];
   format: (value: number) => string;
+  // A value a day: each label is a whole day.
+  isDaily?: boolean;
   onHover: (index: number | null, left: number) => void;
   onZoom?: (fromS: number, untilS: number) => void;
 }
 
 const DAY_S = 86_400;
 
-function timeOf(atS: number, spanS: number) {
+// Of a date and a time.
+const LABEL_PX = 92;
+
+const dayOf = (at: Date) => at.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+
+// stepS: from one label to the next. Labels of less than a day have their time, so that no two are equal.
+function timeOf(atS: number, spanS: number, stepS: number) {
   const at = new Date(atS * 1000);
   const time = at.toLocaleTimeString("en-GB");
-  if (spanS > 3 * DAY_S) return at.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  if (spanS > 3 * DAY_S) return stepS < DAY_S ? `${dayOf(at)} ${time.slice(0, 5)}` : dayOf(at);
   return spanS > 600 ? time.slice(0, 5) : time;
 }
 
@@ -36,12 +44,13 @@ function lonePoints({ data }: UPlot, series: number): number[] {
   return Array.from(data[0], (_, at) => at).filter(isLone);
 }
 
-export function optionsOf({ width, height, series, format, onHover, onZoom }: ChartOptions): UPlot.Options {
+export function optionsOf({ width, height, series, format, isDaily, onHover, onZoom }: ChartOptions): UPlot.Options {
   const axis = { stroke: colorOf("faint"), grid: { stroke: colorOf("grid"), width: 1 }, ticks: { show: false } };
   return {
     width,
     height,
-    padding: [8, 10, 0, 0],
+    // A label is centered below its place, the last one too.
+    padding: [8, 36, 0, 0],
     legend: { show: false },
     cursor: {
       x: true,
@@ -54,11 +63,12 @@ export function optionsOf({ width, height, series, format, onHover, onZoom }: Ch
       {
         ...axis,
         size: 28,
-        // Of a time with seconds.
-        space: 66,
+        space: LABEL_PX,
+        ...(isDaily && { incrs: [1, 2, 7, 14, 28].map((days) => days * DAY_S) }),
         values: (plot, splits) => {
           const { min = 0, max = 0 } = plot.scales.x ?? {};
-          return splits.map((at) => timeOf(at, (max ?? 0) - (min ?? 0)));
+          const step = splits.length > 1 ? splits[1]! - splits[0]! : DAY_S;
+          return splits.map((at) => (isDaily ? dayOf(new Date(at * 1000)) : timeOf(at, (max ?? 0) - (min ?? 0), step)));
         },
       },
       { ...axis, size: 58, space: 34, values: (_, splits) => splits.map((value) => format(value)) },

@@ -2,7 +2,7 @@
 // values are also a table, for people who do not see the picture.
 import { useEffect, useRef, useState } from "preact/hooks";
 import UPlot from "uplot";
-import { moment, NONE } from "../lib/format.ts";
+import { day, moment, NONE } from "../lib/format.ts";
 import { useThemeTurn } from "../lib/theme.ts";
 import { optionsOf, type Series } from "./chart-options.ts";
 import { Empty } from "./states.tsx";
@@ -22,10 +22,13 @@ export interface ChartProps {
   height?: number;
   // Shown in place of a chart without a value.
   empty?: string;
+  // A value a day: its time is the day alone.
+  isDaily?: boolean;
 }
 
-export function Chart({ title, times, series, format, onZoom, height = HEIGHT, empty }: ChartProps) {
+export function Chart({ title, times, series, format, onZoom, height = HEIGHT, empty, isDaily = false }: ChartProps) {
   const place = useRef<HTMLDivElement>(null);
+  const when = isDaily ? day : moment;
   const plot = useRef<UPlot | null>(null);
   const [hidden, setHidden] = useState<Set<string>>(new Set());
   const [hover, setHover] = useState<{ index: number; left: number } | null>(null);
@@ -45,6 +48,7 @@ export function Chart({ title, times, series, format, onZoom, height = HEIGHT, e
       series,
       format: (value) => latest.current.format(value),
       onHover: (index, left) => setHover(index === null || left < 0 ? null : { index, left }),
+      isDaily,
       onZoom: onZoom && ((fromS, untilS) => latest.current.onZoom?.(fromS, untilS)),
     });
     plot.current = new UPlot(options, latest.current.data, box);
@@ -78,7 +82,7 @@ export function Chart({ title, times, series, format, onZoom, height = HEIGHT, e
             {name} <b>{shown(values[at])}</b>
           </button>
         ))}
-        <span class="legend-time">{times.length ? moment(times[at]) : ""}</span>
+        <span class="legend-time">{times.length ? when(times[at]) : ""}</span>
       </figcaption>
       <div ref={place} class="plot" role="img" aria-label={`${title}: ${spoken}`} />
       <details>
@@ -87,7 +91,7 @@ export function Chart({ title, times, series, format, onZoom, height = HEIGHT, e
           <table class="plain">
             <thead>
               <tr>
-                <th scope="col">until</th>
+                <th scope="col">{isDaily ? "day" : "until"}</th>
                 {series.map(({ name }) => (
                   <th scope="col" class="number" key={name}>
                     {name}
@@ -98,7 +102,7 @@ export function Chart({ title, times, series, format, onZoom, height = HEIGHT, e
             <tbody>
               {times.map((_, index) => index).slice(-ROWS).reverse().map((index) => (
                 <tr key={index}>
-                  <td>{moment(times[index])}</td>
+                  <td>{when(times[index])}</td>
                   {series.map(({ name, values }) => (
                     <td class="number" key={name}>
                       {shown(values[index])}

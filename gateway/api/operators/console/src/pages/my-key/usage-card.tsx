@@ -87,6 +87,7 @@ export function UsageCard({ currency }: { currency: string | null }) {
           series={series}
           format={chosen === "cost" ? (value) => money(value, currency) : short}
           empty="No usage on these days"
+          isDaily
         />
       </div>
       <Table
