@@ -74,11 +74,10 @@ class OwnCall(msgspec.Struct, frozen=True):
     """A call of the tenant whose key was sent.
 
     at_s: its end, in seconds since 1970. status: of HTTP. outcome: `ok`, `cancelled`, or the kind of the
-    error. message: of the error, as its reply had it, null for most kinds. advice: what to do about the error,
-    null for `ok`. stages: seconds of each, as in `server-timing`.
-    cost: in the gateway's currency, null if the call was not served, or its model has no price.
-    truncated_inputs: number of inputs that were cut, null if it is not known. trace_id: null unless the call
-    was traced.
+    error. message: of the error, as its reply had it, null for most kinds. advice: what to do about it, null
+    for `ok`. stages: seconds of each, as in `server-timing`. cost: in the gateway's currency, null
+    if the call was not served, or its model has no price. truncated_inputs: number of inputs that were cut,
+    null if it is not known. trace_id: null unless the call was traced.
     """
 
     request_id: str
