@@ -24,8 +24,9 @@ export interface ChartOptions {
 
 const DAY_S = 86_400;
 
-// Of a date and a time.
+// Of a date with a time, and of a time with seconds.
 const LABEL_PX = 92;
+const TIME_PX = 66;
 
 const dayOf = (at: Date) => at.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
 
@@ -63,7 +64,7 @@ export function optionsOf({ width, height, series, format, isDaily, onHover, onZ
       {
         ...axis,
         size: 28,
-        space: LABEL_PX,
+        space: (_, _axis, min, max) => (max - min > 3 * DAY_S ? LABEL_PX : TIME_PX),
         ...(isDaily && { incrs: [1, 2, 7, 14, 28].map((days) => days * DAY_S) }),
         values: (plot, splits) => {
           const { min = 0, max = 0 } = plot.scales.x ?? {};
