@@ -39,7 +39,7 @@ export function modelsFor(base: string, key: string): Promise<ServedModel[]> {
 export const servedFor = (models: ServedModel[], path: string) =>
   models.filter(({ operations }) => (operations ?? []).includes(workOf(path))).map(({ id }) => id);
 
-// The body with a served model, that of the config's defaults if it names one, in place of one that nobody typed.
+// The body with a served model, that of the config's defaults if it names one, in place of the example.
 export function withModel(body: string, models: ServedModel[], path: string): string {
   const preferred = models.find((model) => model.default_for?.includes(workOf(path)))?.id;
   const chosen = preferred ?? servedFor(models, path)[0];

@@ -48,8 +48,8 @@ export function NamePanel({ addition, upstream, onClose, onSaved }: NamePanelPro
     });
   });
   const problems = fieldProblems(save.problem, `models.${name}`);
-  const told = (key: string) => problems.fields.get(key) ?? null;
-  const more = told("more") ?? unshown(problems, ["", "name", ...OWN, "more"]);
+  const wordsOf = (key: string) => problems.fields.get(key) ?? null;
+  const more = wordsOf("more") ?? unshown(problems, ["", "name", ...OWN, "more"]);
   return (
     <Dialog
       isPanel
@@ -72,7 +72,7 @@ export function NamePanel({ addition, upstream, onClose, onSaved }: NamePanelPro
         </>
       }
     >
-      <Problem>{problems.other ?? (addition ? told("") : null)}</Problem>
+      <Problem>{problems.other ?? (addition ? wordsOf("") : null)}</Problem>
       {!addition && (
         <TextField
           label="Name for callers"
@@ -81,7 +81,7 @@ export function NamePanel({ addition, upstream, onClose, onSaved }: NamePanelPro
           hint="such as bge-m3 or org/model"
           autoFocus
           isRequired
-          error={told("name") ?? told("")}
+          error={wordsOf("name") ?? wordsOf("")}
         />
       )}
       <Select
@@ -89,7 +89,7 @@ export function NamePanel({ addition, upstream, onClose, onSaved }: NamePanelPro
         value={form.upstream}
         onChange={(text) => set({ upstream: text })}
         options={[...(upstreams.includes(form.upstream) ? [] : [[form.upstream, form.upstream || "several, below"] as [string, string]]), ...upstreams]}
-        error={told("upstream")}
+        error={wordsOf("upstream")}
       />
       <TextField
         label={`Price of a million tokens${snapshot?.currency ? `, in ${snapshot.currency}` : ""}`}
@@ -97,11 +97,11 @@ export function NamePanel({ addition, upstream, onClose, onSaved }: NamePanelPro
         value={form.price}
         onInput={(text) => set({ price: text })}
         hint="empty: nothing is charged"
-        error={told(PRICE)}
+        error={wordsOf(PRICE)}
       />
       <div>
         <Check label="Keep its vectors in the cache" checked={form.cache} onChange={(on) => set({ cache: on })} />
-        {told("cache") && <p class="field-error">{told("cache")}</p>}
+        {wordsOf("cache") && <p class="field-error">{wordsOf("cache")}</p>}
       </div>
       <TextArea
         label="Further settings, as JSON"
