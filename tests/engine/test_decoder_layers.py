@@ -8,8 +8,8 @@ from torch import nn
 from backends.torch.networks.fused_layers import FusedDecoderLayer, RootMeanSquareNorm
 from backends.torch.networks.precision import (
     CastLinear,
-    PrepackedLinear,
     WideLinear,
+    fastest_linear,
     multiplied,
     replace_linears,
 )
@@ -77,7 +77,12 @@ def test_a_window_longer_than_the_probe_is_kept() -> None:
     torch.testing.assert_close(packed(**inputs).last_hidden_state, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [CastLinear, PrepackedLinear])
+def linear_kinds(dtype: torch.dtype) -> list[type[nn.Module]]:
+    """Return the types of linear layer of this processor: without AVX-512, none has prepacked bfloat16."""
+    return list({CastLinear: None, fastest_linear(torch.device("cpu"), dtype): None})
+
+
+@pytest.mark.parametrize("kind", linear_kinds(torch.bfloat16))
 @torch.inference_mode()
 def test_fused_layers_of_decoders_keep_their_vectors_in_bfloat16(kind: type[nn.Module]) -> None:
     packed = pack_model(CONFIGS["qwen3"]())
@@ -108,7 +113,7 @@ def test_a_product_of_outputs_is_the_same_inside_and_after_the_layer(dtype: torc
     rows, factor = torch.randn(7, 24), torch.randn(7, 40).to(dtype)
     expected = layer(rows) * factor.float()
 
-    for kind in (CastLinear, PrepackedLinear):
+    for kind in linear_kinds(dtype):
         found = multiplied(kind(layer, dtype), rows, factor.clone())
         assert dtype == found.dtype
         tolerance = 1e-5 if dtype == torch.float32 else 0.05

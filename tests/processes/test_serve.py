@@ -105,7 +105,7 @@ def test_returns_2048_inputs_in_order(served: Served) -> None:
 
 
 def test_the_consoles_rerank_example_ranks_its_answer_first(served: Served, repository: Path) -> None:
-    source = repository / "gateway/api/operators/console/src/pages/playground.jsx"
+    source = repository / "gateway/api/operators/console/src/pages/playground/search-tab.tsx"
     page = source.read_text()
     query = re.search(r'useState\("(How long.*?)"\)', page)
     documents = re.search(r"const SEARCHED = `(.*?)`", page, re.DOTALL)
