@@ -269,7 +269,7 @@ def reply_headers(served: Served, rows: Sequence[int] | None = None) -> dict[str
 
     rows: of the inputs, in the caller's table; None if inputs are counted as they are.
     """
-    headers = rate_limit_headers(served.limit_statuses)
+    headers = rate_limit_headers(served.limit_statuses, show_unlimited=served.show_unlimited)
     if served.degraded:
         headers["x-quota-mode"] = "degraded"
     if served.reply.truncated != ():
