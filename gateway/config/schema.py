@@ -81,7 +81,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quotas(Section, frozen=True):
-    """The store that counts quotas, the behaviour while it is unavailable, and what replies show of limits."""
+    """The store that counts quotas, the behaviour while it is unavailable, and what replies show of them."""
 
     store: str = "memory"
     when_unavailable: Literal["local", "refuse", "allow"] = "local"

@@ -191,13 +191,14 @@ async def test_replies_show_no_limits_to_a_tenant_without_any(boot: Boots) -> No
     assert not [name for name in reply.headers if name.startswith("x-ratelimit-")]
 
 
-@pytest.mark.parametrize("limits", ["", LIMITED.replace("requests_per_minute: 2, requests_per_day: 100, ", "")])
+@pytest.mark.parametrize(
+    "limits", ["", LIMITED.replace("requests_per_minute: 2, requests_per_day: 100, ", "")]
+)
 async def test_replies_show_unlimited_amounts_if_configured(boot: Boots, limits: str) -> None:
     config = f"{CONFIG}{limits}\nquotas: {{unlimited_headers: true}}\n"
     async with boot(fakes(), config) as gateway:
         replies = [
-            await gateway.post(path, body)
-            for path, body in ((OPENAI, {"input": "one two"}), *NATIVE[2:3])
+            await gateway.post(path, body) for path, body in ((OPENAI, {"input": "one two"}), *NATIVE[2:3])
         ]
 
     for reply in replies:

@@ -346,7 +346,8 @@ def test_headers_show_the_tightest_limit_of_each_unit(order: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "own"), [("requests_per_minute", "requests"), ("tokens_per_day", "tokens"), ("inputs_per_day", "")]
+    ("limit", "own"),
+    [("requests_per_minute", "requests"), ("tokens_per_day", "tokens"), ("inputs_per_day", "")],
 )
 def test_one_limit_shows_requests_and_tokens(limit: str, own: str) -> None:
     headers = rate_limit_headers([status(limit, 10, 9, SECOND_US)])

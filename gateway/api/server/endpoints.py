@@ -63,6 +63,7 @@ class BodyForms(NamedTuple):
 
 
 JSON_ONLY = BodyForms()
+NO_MARKS: Mapping[str, ErrorFormat] = {}
 
 
 class Endpoint:
@@ -72,12 +73,19 @@ class Endpoint:
     once, straight into its struct; only one with unknown fields is decoded again.
 
     dialects: on a path that several dialects share, body field → error format. A body has one of these
-    fields, and its struct has UNSET for the others. forms: those of a body besides JSON. least: the least
+    fields, and its struct has UNSET for the others. marks: the same of dialects whose bodies have a field of
+    another dialect, too: such a field decides alone. forms: those of a body besides JSON. least: the least
     that a request costs.
     """
 
     def __init__(
-        self, handler: Handler, dialects: Mapping[str, ErrorFormat], *, forms: BodyForms, least: Cost
+        self,
+        handler: Handler,
+        dialects: Mapping[str, ErrorFormat],
+        marks: Mapping[str, ErrorFormat],
+        *,
+        forms: BodyForms,
+        least: Cost,
     ) -> None:
         self.handler = handler
         self.forms = forms
@@ -85,6 +93,7 @@ class Endpoint:
         (self.body,) = get_args(handler.__annotations__["request"])
         self._input_fields = INPUT_FIELDS.intersection(getattr(self.body, "__struct_encode_fields__", ()))
         self.dialects = dialects
+        self._marks = marks
         twin = strict_twin(self.body)
         self._json = msgspec.json.Decoder(twin)
         self._msgpack = msgspec.msgpack.Decoder(twin) if forms.msgpack else None
@@ -175,7 +184,8 @@ class Endpoint:
                 raise MalformedBody(f"the body is not valid msgpack: {error}") from error
             raise (_broken_text_of(body) or error) from None
         if self.dialects:
-            present = {field for field in self.dialects if getattr(data, field) is not msgspec.UNSET}
+            fields = (*self.dialects, *self._marks)
+            present = {field for field in fields if getattr(data, field) is not msgspec.UNSET}
             if not self._set_dialect(present, context):
                 names = " or ".join(f"`{field}`" for field in self.dialects)
                 raise InvalidInput(f"the body has {names}, and not those of several dialects")
@@ -183,7 +193,9 @@ class Endpoint:
 
     def _set_dialect(self, present: Container[str], context: RequestContext) -> bool:
         """Return whether the fields of a body belong to one dialect, which the context then has."""
-        dialects = {dialect.name: dialect for field, dialect in self.dialects.items() if field in present}
+        marked = [dialect for field, dialect in self._marks.items() if field in present]
+        found = marked or [dialect for field, dialect in self.dialects.items() if field in present]
+        dialects = {dialect.name: dialect for dialect in found}
         if len(dialects) != 1:
             return False
         context.use_dialect(*dialects.values())
@@ -212,6 +224,7 @@ def endpoint_of(answer: Answer | None) -> Endpoint | None:
 def inference(
     *paths: str,
     errors: ErrorFormat | Mapping[str, ErrorFormat],
+    marks: Mapping[str, ErrorFormat] = NO_MARKS,
     reply: Any,
     description: str,
     tags: list[str],
@@ -222,16 +235,17 @@ def inference(
     """Declare a POST that runs a model.
 
     errors: the format that the caller reads; where dialects share the path, body field → format, and the
-    first of them answers bodies whose fields do not tell. reply, description: its struct and its text in the
-    OpenAPI document. below_models: whether each path is also served below /models/{name}. forms: those of a
-    body besides JSON. least: the least that a request costs.
+    first of them answers bodies whose fields do not tell. marks: as in `Endpoint`. reply, description: its
+    struct and its text in the OpenAPI document. below_models: whether each path is also served below
+    /models/{name}. forms: those of a body besides JSON. least: the least that a request costs.
     """
     by_field = {} if isinstance(errors, ErrorFormat) else errors
-    formats = [errors] if isinstance(errors, ErrorFormat) else list(dict.fromkeys(errors.values()))
+    of_fields = [errors] if isinstance(errors, ErrorFormat) else errors.values()
+    formats = list(dict.fromkeys((*of_fields, *marks.values())))
     every_path = [*paths, *[(BELOW_MODEL + path).rstrip("/") for path in paths if below_models]]
 
     def declare(handler: Handler) -> HTTPRouteHandler:
-        endpoint = Endpoint(handler, by_field, forms=forms, least=least)
+        endpoint = Endpoint(handler, by_field, marks, forms=forms, least=least)
         declaration = post(
             every_path,
             status_code=200,
