@@ -7,6 +7,7 @@ from gateway.api.dialects.infinity import dialect as infinity
 from gateway.api.dialects.nim import dialect as nim
 from gateway.api.dialects.ollama import dialect as ollama
 from gateway.api.dialects.openai import dialect as openai
+from gateway.api.dialects.qdrant import dialect as qdrant
 from gateway.api.dialects.sie import dialect as sie
 from gateway.api.dialects.tei import dialect as tei
 from gateway.api.dialects.vllm import dialect as vllm
@@ -17,5 +18,5 @@ from gateway.api.dialects.weaviate import dialect as weaviate
 DIALECTS = (
     *(module.DIALECT for module in (openai, tei, cohere, nim, voyage, vllm, infinity)),
     openai.AZURE,
-    *(module.DIALECT for module in (gemini, ollama, weaviate, batches, sie)),
+    *(module.DIALECT for module in (gemini, ollama, qdrant, weaviate, batches, sie)),
 )

@@ -63,7 +63,9 @@ class RouteOptions(msgspec.Struct, frozen=True):
     for_operators: served on `admin.listen`, if there is one, and only there. needs_admin: callers need the
     scope admin. is_probe: also answered while the gateway drains, and not traced. on_both_listeners: for
     the processes that start and watch the gateway. name_has_slashes: the name in the path may contain them.
-    body_bytes_max: bound on the body where it is lower than that of all paths.
+    body_bytes_max: bound on the body where it is lower than that of all paths. key_field: field of the body
+    that has the key if `authorization` has none; headers in which clients of other dialects send keys are
+    not read then.
     """
 
     errors: ErrorFormat | None = None
@@ -74,6 +76,7 @@ class RouteOptions(msgspec.Struct, frozen=True):
     on_both_listeners: bool = False
     name_has_slashes: bool = False
     body_bytes_max: int | None = None
+    key_field: str | None = None
 
 
 NO_OPTIONS = RouteOptions()

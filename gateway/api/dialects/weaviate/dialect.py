@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from backends.contract import Embed, EmbedParts, EmbedReply, Operation
 from gateway import __version__
+from gateway.api.document.fields import MEANINGS as SHARED
 from gateway.api.document.fields import TEXTS
 from gateway.api.server.body import INTEGER_MAX, ModelName
 from gateway.api.server.dialect import Dialect
@@ -23,7 +24,7 @@ from gateway.api.server.error_bodies import document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import model_name, route_options
 from gateway.api.server.request import Request
-from gateway.api.server.responses import NO_KEY, HttpReply
+from gateway.api.server.responses import EMPTY, NO_KEY, HttpReply, empty
 from gateway.api.wire.inputs import Dimensions
 from gateway.api.wire.media import VectorOptions, embed_parts
 from gateway.api.wire.weaviate import WEAVIATE
@@ -192,14 +193,13 @@ async def vectorize(request: Request[VectorizeRequest]) -> HttpReply:
 
 @get(
     ["/.well-known/ready", "/models/{name:str}/.well-known/ready"],
-    status_code=204,
-    responses=FAILURES,
+    responses={200: EMPTY} | FAILURES,
     tags=["Weaviate"],
     opt=route_options(errors=WEAVIATE),
     security=NO_KEY,
 )
-async def ready(api: NamedDependency[InferenceApi], name: FromPath[str | None] = None) -> None:
-    """Answer 204 if the model, or without one any model, has a usable replica.
+async def ready(api: NamedDependency[InferenceApi], name: FromPath[str | None] = None) -> Response[bytes]:
+    """Answer 200 if the model, or without one any model, has a usable replica.
 
     Needs no key.
     """
@@ -207,21 +207,23 @@ async def ready(api: NamedDependency[InferenceApi], name: FromPath[str | None] =
         api.check_health(model_name(name))
     elif not any(upstream.health == "ready" for upstream in api.gateway.upstreams.values()):
         raise NoReplica("unhealthy")
+    return empty()
 
 
 @get(
     ["/.well-known/live", "/models/{name:str}/.well-known/live"],
-    status_code=204,
+    responses={200: EMPTY} | FAILURES,
     tags=["Weaviate"],
     opt=route_options(errors=WEAVIATE, is_probe=True),
     security=NO_KEY,
 )
-async def live(name: FromPath[str | None] = None) -> None:
-    """Answer 204 while the process responds at all.
+async def live(name: FromPath[str | None] = None) -> Response[bytes]:
+    """Answer 200 while the process responds at all.
 
     Needs no key.
     """
     del name
+    return empty()
 
 
 @get(
@@ -258,6 +260,7 @@ MEANINGS = {
     "VectorsConfig.pooling_strategy": (
         "The model pools in its own way; a different one is named in `x-ignored-fields`."
     ),
+    "VectorsConfig.dimensions": SHARED["dimensions"],
     "VectorsConfig.task_type": "Purpose of the texts, which selects the prompt put before each of them.",
     "VectorizeRequest.texts": "Texts. The gateway's config bounds the number of all inputs.",
     "VectorizeRequest.images": "Pictures in base64.",
@@ -266,7 +269,7 @@ MEANINGS = {
     "VectorizeRequest.imu": NOT_READ,
     "VectorizeRequest.thermal": NOT_READ,
     "VectorizeRequest.depth": NOT_READ,
-    "property": "Marks a body of Weaviate's clients, who send it empty; without `documents` it is the document.",
+    "property": "Marks a body of Weaviate, which sends it empty; without `documents` it is the document.",
 }
 DIALECT = Dialect(
     handlers=[vectors, vectorize, ready, live, meta],
