@@ -48,7 +48,8 @@ class KeyFollower:
 
     grace_s: how long the stored keys stay valid while the store is down, or after it has lost them.
     on_change: called after the keyring has changed. clock: the wall clock, which the keyring uses too.
-    snapshot: file of the stored keys, None if there is no folder for it.
+    snapshot: file of the stored keys, None if there is no folder for it. on_removed: called with the names of
+    tenants that operators have removed, also if they are there again.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class KeyFollower:
         *,
         observe: Observe = lambda _: None,
         snapshot: SnapshotFile | None = None,
+        on_removed: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
         self.store = store
         self._keyring = keyring
@@ -69,6 +71,7 @@ class KeyFollower:
         self._clock = clock
         self._observe = observe
         self._snapshot = snapshot
+        self._on_removed = on_removed
         # The store as it was last read, or as the snapshot has it.
         self._seen: StoreState | None = None
         self._seen_s = time.monotonic()
@@ -226,6 +229,7 @@ class KeyFollower:
                 removals = await self.store.removals(seen.clock_s)
             elif self._loss is not None:
                 removals = await self.store.removals(self._loss.seen_s)
+            removed = frozenset[str]() if seen is None else await self.store.removed_tenants(seen.clock_s)
             again = await self.store.look()
             if loss_between(state, again):
                 # It was emptied meanwhile: the next read compares that with what is known now.
@@ -238,6 +242,8 @@ class KeyFollower:
             if reason and seen is not None:
                 self._begin_loss(seen, current, removals, reason)
             self._kept = self._kept.lacking_in(current, removals)
+            if removed := removed.difference(self._keyring.file_tenants):
+                self._on_removed(removed)
             self._stored, self._has_read, self._serves = current, True, True
             self._apply()
         self._seen, self._seen_s = state, time.monotonic()
