@@ -90,7 +90,10 @@ class Fleet:
         return report_of(seen, self.identity.id, time.time(), problem, shared=self._store is not None)
 
     async def calls(self, filter_: CallFilter, *, asker: str = "") -> FleetCalls:
-        """Return the recent calls of all members. asker: a tenant, empty for an operator. Raises: Overloaded."""
+        """Return the recent calls of all members. Raises: Overloaded.
+
+        asker: the tenant that asks, empty for an operator.
+        """
         own = [
             msgspec.structs.replace(call, gateway=self.identity.name)
             for call in chosen(self._recent(), filter_)

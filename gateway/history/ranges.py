@@ -67,7 +67,8 @@ def _between(from_s: float, end_s: float, now_s: float) -> Range:
     """Return the range between two moments. Raises: InvalidInput."""
     if end_s >= MOMENT_MAX_S:
         raise InvalidInput(
-            "until: expected seconds since 1970, before the year 10000; they are not milliseconds", param="until"
+            "until: expected seconds since 1970, before the year 10000; they are not milliseconds",
+            param="until",
         )
     if not 0 <= from_s < end_s:
         raise InvalidInput("from: expected seconds since 1970, before `until`", param="from")

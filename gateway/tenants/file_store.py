@@ -205,7 +205,9 @@ class FileTenantStore:
             is_removed = settings is not None or bool(owned)
             if is_removed:
                 now_s = time.time()
-                lately = {known: at_s for known, at_s in content.removed.items() if at_s > now_s - REMOVED_KEPT_S}
+                lately = {
+                    known: at_s for known, at_s in content.removed.items() if at_s > now_s - REMOVED_KEPT_S
+                }
                 content.removed = lately | {name: now_s}
             return is_removed, tenant_removed(name, settings, owned, by) if is_removed else ()
 

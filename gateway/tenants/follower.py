@@ -206,6 +206,7 @@ class KeyFollower:
             sent_s = self._clock()
             state = await self.store.look()
             self._keyring.follow_clock(state.clock_s - (sent_s + self._clock()) / 2)
+            await self._report_removed(state)
             await self._follow(state)
         except StoreUnavailable as error:
             self._record_trouble(error)
@@ -215,6 +216,14 @@ class KeyFollower:
         # A store that refuses to be written to can still be read.
         with suppress(StoreUnavailable):
             await self._share_first_key(state.first_key)
+
+    async def _report_removed(self, state: StoreState) -> None:
+        """Report tenants that were removed since the store was seen. Raises: StoreUnavailable."""
+        if self._seen is None or self._seen.version == state.version:
+            return
+        removed = await self.store.removed_tenants(self._seen.clock_s)
+        if removed := removed.difference(self._keyring.file_tenants):
+            self._on_removed(removed)
 
     async def _follow(self, state: StoreState) -> None:
         """Take over the store's content if it has changed. Raises: StoreUnavailable."""
@@ -229,7 +238,6 @@ class KeyFollower:
                 removals = await self.store.removals(seen.clock_s)
             elif self._loss is not None:
                 removals = await self.store.removals(self._loss.seen_s)
-            removed = frozenset[str]() if seen is None else await self.store.removed_tenants(seen.clock_s)
             again = await self.store.look()
             if loss_between(state, again):
                 # It was emptied meanwhile: the next read compares that with what is known now.
@@ -242,8 +250,6 @@ class KeyFollower:
             if reason and seen is not None:
                 self._begin_loss(seen, current, removals, reason)
             self._kept = self._kept.lacking_in(current, removals)
-            if removed := removed.difference(self._keyring.file_tenants):
-                self._on_removed(removed)
             self._stored, self._has_read, self._serves = current, True, True
             self._apply()
         self._seen, self._seen_s = state, time.monotonic()

@@ -357,9 +357,7 @@ class TenantStore:
         """
         removed = await self._client.execute("ZRANGEBYSCORE", REMOVALS, f"{since_s:.6f}", "+inf")
         prefix = removal_of_tenant("")
-        return frozenset(
-            name.removeprefix(prefix) for name in map(_text, removed) if name.startswith(prefix)
-        )
+        return frozenset(name.removeprefix(prefix) for name in map(_text, removed) if name.startswith(prefix))
 
     async def aclose(self) -> None:
         """Close the connections."""

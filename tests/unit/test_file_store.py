@@ -173,9 +173,7 @@ async def test_another_worker_notices_a_tenant_that_is_removed_and_there_again(p
     writer, removed = FileTenantStore(path), list[str]()
     keyring = Keyring({"file": TenantConfig()}, None, has_store=True)
     await writer.put_tenant("acme", TenantConfig(), by=TESTER)
-    follower = KeyFollower(
-        keyring, FileTenantStore(path), 60.0, lambda: None, on_removed=lambda names: removed.extend(names)
-    )
+    follower = KeyFollower(keyring, FileTenantStore(path), 60.0, lambda: None, on_removed=removed.extend)
     running = asyncio.create_task(follower.run())
     await follower.refresh()
     for name in ("acme", "file"):

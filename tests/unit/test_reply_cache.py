@@ -86,7 +86,9 @@ async def test_quick_replies_pass_slow_ones() -> None:
     await waiting
 
 
-async def test_what_a_reader_waited_for_in_vain_is_there_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_reader_waited_for_in_vain_is_there_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reply_cache, "READ_S", 0.01)
     cache, maker = ReplyCache("the history"), Maker()
     with pytest.raises(Overloaded, match="in time"):
