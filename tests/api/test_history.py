@@ -54,6 +54,31 @@ async def test_calls_of_the_running_minute_are_shown(boot: Boots) -> None:
     assert replicas.json()["data"][0]["spans"][-1]["state"] == "up", replicas.text
 
 
+async def test_calls_of_no_model_are_beside_the_list_of_models(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}, f"{TENANT}{CONFIG}") as gateway:
+        await gateway.post(OPENAI, {"input": "x", "model": "bge"})
+        # Refused before its body is read.
+        wrong = await gateway.post(OPENAI, {"input": "x", "model": "bge"}, authorization="Bearer wrong")
+        tops = {
+            (by, metric): (
+                await gateway.client.get(f"/admin/history/top?by={by}&metric={metric}", headers=HERE)
+            ).json()
+            for by in ("model", "tenant")
+            for metric in ("calls", "failed", "tokens", "cost", "p95")
+        }
+    assert 401 == wrong.status_code
+    unnamed = {key: top["unnamed_total"] for key, top in tops.items()}
+    assert {"model", "tenant"} == {
+        by for (by, metric), found in unnamed.items() if (metric, found) == ("calls", 1)
+    }
+    assert {"model", "tenant"} == {
+        by for (by, metric), found in unnamed.items() if (metric, found) == ("failed", 1)
+    }
+    assert {0} == {found for (_, metric), found in unnamed.items() if metric in {"tokens", "cost"}}
+    assert {None} == {found for (_, metric), found in unnamed.items() if metric == "p95"}
+    assert [("bge", 1)] == [(row["name"], row["calls"]) for row in tops["model", "calls"]["data"]]
+
+
 async def test_what_cannot_be_shown_is_refused_in_the_callers_dialect(boot: Boots) -> None:
     wrong = {
         "/admin/history?range=2h": "none of 15m, 1h",
