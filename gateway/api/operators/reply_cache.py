@@ -84,7 +84,7 @@ class ReplyCache:
         making.readers += 1
         try:
             async with asyncio.timeout(READ_S):
-                return await asyncio.shield(task)  # type: ignore[no-any-return]
+                return await asyncio.shield(task)
         except TimeoutError as error:
             message = f"{self._subject} could not be read in time; try again"
             raise Overloaded(message, retry_after_s=5) from error
