@@ -150,8 +150,8 @@ console: $(CONSOLE)/node_modules ## build the console at /ui into gateway/api/op
 	@$(call hashed,.venv,browser)
 	@touch $@
 
-test-browser: .venv/installed-browser ## test the page at /ui in headless Chromium, which the system must provide
-	$(TEST_ENV) $(BIN)/python -m pytest tests/browser -m browser -n 2 --dist=loadfile
+test-browser: .venv/installed-browser .venv/installed-docs ## test the page at /ui in headless Chromium, which the system must provide
+	$(TEST_ENV) $(BIN)/python -m pytest tests/browser -m browser -n 2 --dist=loadfile $(SELECTED)
 
 # The lowest versions that pyproject.toml allows: a floor that does not hold fails here, not at a user's.
 .venv-lowest/installed: .venv/installed requirements/lowest.txt requirements/dev.txt requirements/torch.txt requirements/weights.txt
