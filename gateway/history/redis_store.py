@@ -32,7 +32,7 @@ VERSION = f"{PREFIX}version"
 CHOSEN = f"{PREFIX}chosen"
 # Chunks that one command reads: at most some 500 KB each.
 CHUNKS_PER_READ = 16
-# Names that one command stores: it holds Redis for some 2 ms.
+# Names that one command stores, within a millisecond.
 NAMES_PER_PUT = 250
 CHOSEN_S = 150
 EXPIRES_MIN_S = 60
