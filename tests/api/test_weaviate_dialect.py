@@ -147,7 +147,7 @@ async def test_errors_are_json_with_one_sentence(
     reply = await posted(boot(fakes()), path, body)
 
     assert status == reply.status_code, reply.text
-    assert {"error"} == reply.json().keys()
+    assert {"error", "kind"} == reply.json().keys()
     assert reason in reply.json()["error"]
 
 
@@ -183,4 +183,4 @@ async def test_a_model_without_a_replica_is_not_ready(boot: Boots) -> None:
         facts = await gateway.client.get("/models/no/meta", headers=NO_KEY)
 
     assert [503, 404, 404] == [reply.status_code for reply in (known, unknown, facts)]
-    assert {"error"} == known.json().keys() == unknown.json().keys() == facts.json().keys()
+    assert {"error", "kind"} == known.json().keys() == unknown.json().keys() == facts.json().keys()

@@ -17,12 +17,13 @@ from gateway.errors import EmptyInput, InvalidInput
 
 
 class WeaviateError(msgspec.Struct):
-    """Error of a container: one sentence."""
+    """Error of a container: one sentence. kind: as in `FACTS`."""
 
     error: str
+    kind: str
 
 
-WEAVIATE = ErrorFormat("weaviate", WeaviateError, lambda error: WeaviateError(error.message))
+WEAVIATE = ErrorFormat("weaviate", WeaviateError, lambda error: WeaviateError(error.message, error.kind))
 
 
 class WeaviateScore(msgspec.Struct):

@@ -233,7 +233,7 @@ async def live(name: FromPath[str | None] = None) -> Response[bytes]:
     opt=route_options(errors=WEAVIATE),
     security=NO_KEY,
 )
-async def meta(api: NamedDependency[InferenceApi], name: FromPath[str | None] = None) -> Response[bytes]:
+async def meta(api: NamedDependency[InferenceApi], name: FromPath[str | None] = None) -> WeaviateMeta:
     """Return the version of the gateway, and the model in the path.
 
     Needs no key.
@@ -241,7 +241,7 @@ async def meta(api: NamedDependency[InferenceApi], name: FromPath[str | None] = 
     model = model_name(name)
     if model is not None:
         api.gateway.view_of(model)
-    return Response(msgspec.json.encode(WeaviateMeta(__version__, model)), media_type="application/json")
+    return WeaviateMeta(__version__, model)
 
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {
