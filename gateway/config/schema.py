@@ -56,6 +56,7 @@ OPERATION_SEGMENTS = frozenset(
         "embeddings",
         "health",
         "info",
+        "meta",
         "multi-vector",
         "multimodalembeddings",
         "pooling",
@@ -65,6 +66,8 @@ OPERATION_SEGMENTS = frozenset(
         "score",
         "similarity",
         "tokenize",
+        "vectorize",
+        "vectors",
     }
 )
 

@@ -23,6 +23,8 @@ from gateway.api.server.error_bodies import TEI, ErrorFormat
 NAME = "{name:str}"
 BELOW_MODEL = f"/models/{NAME}"
 MODELS_PREFIX = "/models/"
+# Below a model these are the last two segments of a path, so that a model may be called "live".
+WELL_KNOWN = "/.well-known/"
 # Begins a method in a declared path; callers send only the colon.
 METHOD = "/:"
 # Stands for "/" inside a name while the router looks at the path. No URL carries it unescaped.
@@ -147,7 +149,9 @@ class RouteTable:
             for template in self._options
             if template.startswith(f"{BELOW_MODEL}/")
         )
-        self._operations = frozenset(suffix.rpartition("/")[2] for suffix in self._suffixes)
+        self._operations = frozenset(
+            suffix.rpartition("/")[2] for suffix in self._suffixes if not suffix.startswith(WELL_KNOWN)
+        )
         self._named = list(self._named_paths())
         operators = [template for template, options in self._options.items() if options.for_operators]
         self._operators_prefixes = tuple(
@@ -208,11 +212,11 @@ class RouteTable:
             return next(((template, name) for template, name in names if name), (path, ""))
         rest = path.removeprefix(MODELS_PREFIX).strip("/")
         name, _, operation = rest.rpartition("/")
-        if operation not in self._operations:
-            return (BELOW_MODEL, rest) if rest else (path, "")
         model, _, version = name.rpartition("/")
         if model and f"/{version}/{operation}" in self._suffixes:
             return f"{BELOW_MODEL}/{version}/{operation}", model
+        if operation not in self._operations:
+            return (BELOW_MODEL, rest) if rest else (path, "")
         return (f"{BELOW_MODEL}/{operation}", name) if name else (path, "")
 
     def _label_of(self, path: str, template: str) -> str:
