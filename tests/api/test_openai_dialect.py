@@ -122,7 +122,9 @@ async def test_official_client_raises_its_own_errors(boot: Boots) -> None:
 def test_encoded_vectors_decode_bit_for_bit(
     vectors: np.ndarray[Any, np.dtype[np.float32]], encoding_format: EncodingFormat
 ) -> None:
-    body = msgspec.json.decode(encode_embeddings(EmbedReply(vectors, 1), "m", Encoding((encoding_format,))))
+    body = msgspec.json.decode(
+        encode_embeddings(EmbedReply(vectors, 1), "m", Encoding((encoding_format,)), reply_id="x")
+    )
 
     assert vectors.tobytes() == b"".join(vector_in(item).tobytes() for item in body["data"])
 

@@ -60,7 +60,7 @@ async def test_a_base_url_may_name_the_model(boot: Boots, path: str) -> None:
 async def test_the_reply_has_the_fields_of_every_client_of_its_paths(
     boot: Boots, path: str, version: str, fields: set[str]
 ) -> None:
-    """Cohere's and Jina's clients read `results`, Voyage's `data`, and Vercel's all three counts of tokens."""
+    """Cohere's and Jina's clients read `results`, Voyage's `data`, Vercel's all three counts of tokens."""
     reply = await post_json(boot, path, BODY | {"model": "cross"})
 
     assert {"id", "object", "model", "results", "data", "usage", "meta"} == reply.keys()

@@ -1,0 +1,1 @@
+"""What Xinference's client asks before it embeds or ranks."""
