@@ -1,1 +1,1 @@
-"""What Xinference's client asks before it embeds or ranks."""
+"""Requests by which Xinference's client prepares itself."""

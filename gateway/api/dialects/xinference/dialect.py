@@ -13,14 +13,14 @@ from gateway.api.server.responses import NO_KEY
 
 
 class ClusterAuth(msgspec.Struct):
-    """auth: whether requests need a key. A client that is told otherwise sends none."""
+    """Answer about keys. auth: whether requests need one; a client sends none if it is false."""
 
     auth: bool
 
 
 @get("/v1/cluster/auth", tags=["Cohere and Jina"], opt=route_options(errors=OPENAI), security=NO_KEY)
 async def cluster_auth() -> ClusterAuth:
-    """Say that requests need a key, as Xinference's client asks before it sends its own.
+    """Report that requests need a key, as Xinference's client asks before it sends its own.
 
     Needs no key.
     """
