@@ -65,7 +65,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/decode": tokenize.DecodeRequest,
     "/detokenize": vllm.DetokenizeRequest,
     "/embed_all": tei.TeiEncodeRequest,
-    "/embed_sparse": tei.TeiEncodeRequest,
+    "/embed_sparse": tei.TeiSparseRequest,
     "/predict": tei.PredictRequest,
     "/": operations.DefaultRequest,
     "/invocations": operations.DefaultRequest,
