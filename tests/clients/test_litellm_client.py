@@ -34,6 +34,7 @@ RERANK = {
     "hosted_vllm": "",
     "litellm_proxy": "",
     "together_ai": "",
+    "nvidia_nim": "",
 }
 
 
