@@ -12,11 +12,8 @@ from gateway.api.dialects.sie import dialect as sie
 from gateway.api.dialects.tei import dialect as tei
 from gateway.api.dialects.vllm import dialect as vllm
 from gateway.api.dialects.voyage import dialect as voyage
-<<<<<<< HEAD
 from gateway.api.dialects.weaviate import dialect as weaviate
-=======
 from gateway.api.dialects.xinference import dialect as xinference
->>>>>>> main
 
 # In the order of the OpenAPI document: what most callers need comes first.
 DIALECTS = (

@@ -38,15 +38,12 @@ from gateway.tenants.end_users import EndUserReader
 from gateway.tenants.keyring import Tenant
 from gateway.upstreams.fair_threads import FairThreads
 
-<<<<<<< HEAD
-# Of a body whose caller is not known before it is read.
-OPEN_BODY_BYTES_MAX = 64 * 1024
-=======
 if TYPE_CHECKING:
     # The tokenizers package is loaded only where tokens are read.
     from backends.tokens.tokenizer import TextCounter
 
->>>>>>> main
+# Of a body whose caller is not known before it is read.
+OPEN_BODY_BYTES_MAX = 64 * 1024
 # Refused without any work on the content.
 UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
 

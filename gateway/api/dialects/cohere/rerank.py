@@ -327,12 +327,7 @@ def meta_of(served: Served, data: RerankOptions, documents: int, version: str) -
 
 
 # Litestar's annotation of a response does not accept unions.
-<<<<<<< HEAD
-EITHER_RESPONSE: Any = RerankResponse | VoyageRerankResponse
-ANY_RESPONSE: Any = list[TeiRank] | RerankResponse | VoyageRerankResponse | WeaviateRanking
-=======
-ANY_RESPONSE: Any = list[TeiRank] | RerankResponse
->>>>>>> main
+ANY_RESPONSE: Any = list[TeiRank] | RerankResponse | WeaviateRanking
 
 
 def _shown(call: Call, documents: Documents) -> list[Any]:
