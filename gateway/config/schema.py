@@ -56,6 +56,7 @@ OPERATION_SEGMENTS = frozenset(
         "embeddings",
         "health",
         "info",
+        "meta",
         "multi-vector",
         "multimodalembeddings",
         "pooling",
@@ -65,6 +66,8 @@ OPERATION_SEGMENTS = frozenset(
         "score",
         "similarity",
         "tokenize",
+        "vectorize",
+        "vectors",
     }
 )
 
@@ -81,7 +84,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quotas(Section, frozen=True):
-    """The store that counts quotas, and the behaviour while it is unavailable."""
+    """The store that counts quotas, the behaviour while it is unavailable, and what replies show of them."""
 
     store: str = "memory"
     when_unavailable: Literal["local", "refuse", "allow"] = "local"
@@ -89,6 +92,7 @@ class Quotas(Section, frozen=True):
     gateways: PositiveInt = 1
     key_grace_s: PositiveFloat = 3600.0
     shadow: bool = False
+    unlimited_headers: bool = False
 
 
 class Key(Section, frozen=True):
