@@ -302,7 +302,7 @@ class WorkerReload:
             config, upstreams, self.groups.groups, added_models, self.api.instances
         )
         self.api.gateway.keyring.replace_configured(
-            config.tenants, config.admin.keys, config.admin.certificates
+            config.tenants, config.admin.keys, config.admin.certificates, config.networks
         )
         self.api.authenticator.sign_on.apply(config.sign_on)
         self.api.follow(config)
@@ -393,6 +393,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         address_of=authenticator.address_of,
         admin_port=boot.admin_port,
         manager_port=boot.manager_port,
+        listeners=dict(zip(boot.listener_ports, config.listeners, strict=False)),
         moves=MOVES,
         move_to_manager=move_to_manager,
         cors=None if config.cors is None else CorsPolicy(config.cors),
@@ -662,6 +663,7 @@ def _keyring(boot: AppBoot) -> Keyring:
         _first_key(boot),
         operators=config.admin.keys,
         operator_certificates=config.admin.certificates,
+        networks=config.networks,
         has_store=config.quotas.store != "memory" or boot.tenants_file is not None,
     )
 

@@ -126,6 +126,13 @@ class Cors(Section, frozen=True):
     max_age_s: PositiveInt = 600
 
 
+class ListenerSettings(Section, frozen=True):
+    """One more listener, where a caller that sends no key is a tenant."""
+
+    address: str
+    tenant: str
+
+
 class GrpcSettings(Section, frozen=True):
     """Listener of TEI's gRPC services, with the certificates of `tls`."""
 
@@ -180,6 +187,8 @@ KINDS_OF_KEYS: dict[str, tuple[BackendKind, ...]] = {
 OWN_VOCABULARY = "model"
 # Owner of the keys in `admin.keys`, and of operators by single sign-on: no tenant that calls models.
 OPERATORS = "operators"
+# Tenant of the first key, which is generated or taken from GATEWAY_API_KEY if no tenant is configured.
+FIRST_TENANT = "default"
 
 
 class UpstreamSettings(Section, frozen=True, kw_only=True):
@@ -392,6 +401,12 @@ class TenantConfig(Section, frozen=True):
     priority: Literal["interactive", "bulk"] = "interactive"
     queue_tokens: PositiveInt | None = None
     join: bool = True
+
+
+class FileTenant(TenantConfig, frozen=True):
+    """A tenant of the file. networks: addresses whose callers are this tenant if they send no key."""
+
+    networks: tuple[str, ...] = ()
 
 
 class EndUsersSettings(Section, frozen=True, rename={"sources": "from"}):
@@ -611,6 +626,7 @@ class Config(Section, frozen=True, kw_only=True):
     trusted_proxies: tuple[str, ...] = ()
     state_dir: str | None = None
     currency: Annotated[str, msgspec.Meta(min_length=1, max_length=16)] | None = None
+    listeners: tuple[ListenerSettings, ...] = ()
     tls: ListenerTls | None = None
     cors: Cors | None = None
     grpc: GrpcSettings | None = None
@@ -633,8 +649,13 @@ class Config(Section, frozen=True, kw_only=True):
     upstreams: dict[str, UpstreamSettings]
     models: dict[str, ModelSettings]
     defaults: Defaults = Defaults()
-    tenants: dict[str, TenantConfig] = {}
+    tenants: dict[str, FileTenant] = {}
     sign_on: dict[str, IssuerSettings] = {}
+
+    @property
+    def networks(self) -> dict[str, str]:
+        """Tenants whose callers need no key, by the networks of these."""
+        return {network: name for name, tenant in self.tenants.items() for network in tenant.networks}
 
     @property
     def verifies_clients(self) -> bool:
