@@ -20,6 +20,7 @@ from gateway.config.schema import (
     IssuerSettings,
     Key,
     LimitAmount,
+    default_problems,
     digest_of,
     host_and_port,
     is_loopback,
@@ -123,8 +124,9 @@ def tenant_problems(config: Config, models: Collection[str]) -> Iterator[Problem
     """Yield the problems of tenants, keys and client certificates. models: names that exist in the file."""
     first_use: dict[str, str] = {}
     yield from _key_problems(config.admin.keys, "admin", first_use)
+    yield from _key_default_problems(config, models)
     yield from _certificate_problems(config)
-    yield from _place_problems(config)
+    yield from _place_problems(config, models)
     for name, tenant in config.tenants.items():
         path = f"tenants.{name}"
         if any(ord(character) < ord(" ") for character in name):
@@ -192,11 +194,16 @@ def _certificate_problems(config: Config) -> Iterator[Problem]:
             first_use.setdefault(canonical, path)
 
 
-def _place_problems(config: Config) -> Iterator[Problem]:
+def _place_problems(config: Config, models: Collection[str]) -> Iterator[Problem]:
     """Yield the problems of places in place of keys: each network identifies one tenant."""
     for index, listener in enumerate(config.listeners):
         if listener.tenant == OPERATORS:
             yield Problem(f"listeners[{index}].tenant", NO_OPERATORS)
+        tenant = config.tenants.get(listener.tenant)
+        of_tenant = None if tenant is None else tenant.models
+        yield from _default_problems(
+            f"listeners[{index}].defaults", listener.defaults, models, None, of_tenant
+        )
     proxies = [ip_network(proxy) for proxy in config.trusted_proxies if is_network(proxy)]
     first_use: dict[Network, str] = {}
     for name, tenant in config.tenants.items():
@@ -208,6 +215,35 @@ def _place_problems(config: Config) -> Iterator[Problem]:
                 yield Problem(path, problem)
             else:
                 first_use[ip_network(written)] = path
+
+
+def _key_default_problems(config: Config, models: Collection[str]) -> Iterator[Problem]:
+    """Yield the problems of the default models of all keys. models: names of all models."""
+    for name, tenant in config.tenants.items():
+        for index, key in enumerate(tenant.keys):
+            if isinstance(key, Key):
+                path, allowed = f"tenants.{name}.keys[{index}].defaults", (key.models, tenant.models)
+                yield from _default_problems(path, key.defaults, models, key.scopes, *allowed)
+    for index, key in enumerate(config.admin.keys):
+        if isinstance(key, Key):
+            path = f"admin.keys[{index}].defaults"
+            yield from _default_problems(path, key.defaults, models, key.scopes or ())
+
+
+def _default_problems(
+    path: str,
+    defaults: Mapping[str, str],
+    known: Collection[str],
+    scopes: Collection[str] | None,
+    *models: Collection[str] | None,
+) -> Iterator[Problem]:
+    """Yield the problems of the default models of a key. known: names of all models."""
+    for operation, model in defaults.items():
+        if model not in known:
+            yield Problem(f"{path}.{operation}", unknown_name("model", model, known))
+    for operation, problem in default_problems(defaults, scopes, *models):
+        if defaults[operation] in known:
+            yield Problem(f"{path}.{operation}", problem)
 
 
 def _network_problem(

@@ -26,17 +26,18 @@ from gateway.tenants.client_certificate import ClientCertificate, digest_of_entr
 FIRST_TENANT = config.FIRST_TENANT
 OPERATORS = config.OPERATORS
 OPERATOR_SCOPES = ("admin", "metrics")
-# Scope that a key needs for each operation. A key for one operation may well do the others of its scope.
-SCOPE_OF: Mapping[Operation, str] = {
-    Operation.EMBED: "embed",
-    Operation.EMBED_IMAGE: "embed",
-    Operation.EMBED_AUDIO: "embed",
-    Operation.ENCODE: "embed",
-    Operation.RERANK: "rerank",
-    Operation.RERANK_IMAGE: "rerank",
-    Operation.CLASSIFY: "classify",
-    Operation.TOKENIZE: "tokenize",
-    Operation.DETOKENIZE: "tokenize",
+SCOPE_OF = config.SCOPE_OF
+# Defaults of a key that count for an operation, the narrowest first.
+DEFAULTS_FOR: Mapping[Operation, tuple[str, ...]] = {
+    Operation.EMBED: ("embed",),
+    Operation.EMBED_IMAGE: ("embed_image", "embed"),
+    Operation.EMBED_AUDIO: ("embed_audio", "embed"),
+    Operation.ENCODE: ("encode", "embed"),
+    Operation.RERANK: ("rerank",),
+    Operation.RERANK_IMAGE: ("rerank_image", "rerank"),
+    Operation.CLASSIFY: ("classify",),
+    Operation.TOKENIZE: ("tokenize", "embed"),
+    Operation.DETOKENIZE: ("tokenize", "embed"),
 }
 OPERATIONS: frozenset[str] = frozenset(SCOPE_OF.values())
 FIRST_KEY_SCOPES = (*sorted(OPERATIONS), "metrics", "admin")
@@ -89,7 +90,8 @@ class StoredKey(msgspec.Struct, frozen=True):
 
     id: the name under which it is listed and revoked. expires_s: seconds since 1970; None is never. scopes:
     operations, `metrics`, `admin:read`, `admin`; None is all operations. models, limits: narrower than the
-    tenant's. created_by: actor of its record. successor: id of the key that replaces it, empty for none.
+    tenant's. defaults: models of requests that name none. created_by: actor of its record. successor: id of
+    the key that replaces it, empty for none.
     """
 
     id: str
@@ -102,6 +104,7 @@ class StoredKey(msgspec.Struct, frozen=True):
     created_s: float = 0.0
     created_by: str = ""
     successor: str = ""
+    defaults: dict[str, str] = {}
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -130,6 +133,7 @@ class Tenant(msgspec.Struct, frozen=True):
     is_narrowed: bool = False
     end_user_limits: tuple[Limit, ...] = ()
     is_keyless: bool = False
+    defaults: Mapping[str, str] = {}
 
     def for_batches(self) -> "Tenant":
         """Return the tenant with the limits that count for lines of its jobs."""
@@ -140,6 +144,11 @@ class Tenant(msgspec.Struct, frozen=True):
     def may_use(self, model: str) -> bool:
         """Return True if this tenant may call the model of that name."""
         return self.models is None or model in self.models
+
+    def default_model(self, operation: Operation) -> str | None:
+        """Return the key's own model of a request that names none, None if it has none."""
+        names = DEFAULTS_FOR[operation]
+        return next((self.defaults[name] for name in names if name in self.defaults), None)
 
     def require_operation(self, operation: Operation) -> None:
         """Check that the key's scopes include an operation. Raises: ScopeForbidden."""
@@ -376,14 +385,14 @@ class Keyring:
                 return self._keyless_owner(NETWORK_PREFIX + written, tenant)
         return None
 
-    def identify_listener(self, address: str, tenant: str) -> Tenant:
-        """Return the tenant of a caller without a key, from the settings of the listener that it reached.
+    def identify_listener(self, listener: config.ListenerSettings) -> Tenant:
+        """Return the tenant of a caller without a key, by the listener that it reached.
 
         Raises: TenantUnknown; QuotaUnavailable if the tenant may be in the store, which is down.
         """
-        return self._keyless_owner(LISTENER_PREFIX + address, tenant)
+        return self._keyless_owner(LISTENER_PREFIX + listener.address, listener.tenant, listener.defaults)
 
-    def _keyless_owner(self, id_: str, tenant: str) -> Tenant:
+    def _keyless_owner(self, id_: str, tenant: str, defaults: Mapping[str, str] = {}) -> Tenant:
         owner = self._keyless.get(id_)
         if owner is not None:
             return owner
@@ -395,7 +404,8 @@ class Keyring:
             raise QuotaUnavailable(message, retry_after_s=1)
         if settings is None:
             raise TenantUnknown(f"the tenant of this listener, {tenant!r}, is not defined; ask the operator")
-        owner = msgspec.structs.replace(_owner(settings, StoredKey(id_, "", tenant)), is_keyless=True)
+        key = StoredKey(id_, "", tenant, defaults=dict(defaults))
+        owner = msgspec.structs.replace(_owner(settings, key), is_keyless=True)
         self._keyless[id_] = owner
         return owner
 
@@ -594,6 +604,7 @@ def _configured_key(tenant: str, key: str | config.Key, index: int) -> StoredKey
         scopes=key.scopes,
         models=key.models,
         limits=key.limits,
+        defaults=key.defaults,
     )
 
 
@@ -620,6 +631,7 @@ def _owner(settings: config.TenantConfig, key: StoredKey) -> Tenant:
         key_mark=key.digest[-MARK_LENGTH:],
         is_narrowed=_is_narrowed(key),
         end_user_limits=tuple([parse_limit(*limit) for limit in settings.end_user_limits.items()]),
+        defaults=key.defaults,
     )
 
 

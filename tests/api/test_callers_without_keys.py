@@ -8,7 +8,7 @@ from gateway.api.server.in_flight import HeldBody, InFlight
 from gateway.api.server.request_context import RequestContext
 from gateway.app import ROUTES
 from gateway.config.notes import keyless_notes
-from gateway.config.schema import TenantConfig
+from gateway.config.schema import ListenerSettings, TenantConfig
 from gateway.errors import GatewayError, QuotaUnavailable, TenantUnknown, Unauthenticated
 from gateway.tenants.keyring import FirstKey, Keyring, key_digest
 from tests.api.test_grpc import GRPC, Code, grpc_gateway
@@ -136,20 +136,20 @@ def test_the_tenant_of_a_listener_is_defined_in_the_file_or_the_store(
 ) -> None:
     keyring = Keyring(TENANTS, None, has_store=has_store)
     if expected is None:
-        assert tenant == keyring.identify_listener("127.0.0.1:1", tenant).name
+        assert tenant == keyring.identify_listener(ListenerSettings("127.0.0.1:1", tenant)).name
         return
     with pytest.raises(expected):
-        keyring.identify_listener("127.0.0.1:1", tenant)
+        keyring.identify_listener(ListenerSettings("127.0.0.1:1", tenant))
 
 
 def test_the_tenant_of_the_first_key_is_one_while_there_is_that_key() -> None:
     keyring = Keyring({}, FirstKey(key_digest("k")))
-    found = keyring.identify_listener("127.0.0.1:1", "default")
+    found = keyring.identify_listener(ListenerSettings("127.0.0.1:1", "default"))
     keyring.replace_configured({"acme": TenantConfig()})
 
     assert "default" == found.name
     with pytest.raises(TenantUnknown):
-        keyring.identify_listener("127.0.0.1:1", "default")
+        keyring.identify_listener(ListenerSettings("127.0.0.1:1", "default"))
 
 
 BASE = """

@@ -80,7 +80,7 @@ class Authenticator:
         if is_of_page(context):
             return None
         if listener is not None:
-            return self._keyring.identify_listener(listener.address, listener.tenant)
+            return self._keyring.identify_listener(listener)
         address = _parsed(context.address)
         # A proxy is no caller: a trusted one names its own, and what others name counts nothing.
         if address is None or self._trusts(address):

@@ -165,7 +165,7 @@ async def decode_token_vectors(
     """
     model = name or data.model
     texts = await read_texts(data.inputs, InputField("inputs", model, Operation.ENCODE), context, api)
-    check_token_vectors(texts, "inputs", api.capabilities_of(model, Operation.ENCODE))
+    check_token_vectors(texts, "inputs", api.capabilities_of(model, Operation.ENCODE, context.tenant))
     return _encode_call(data, texts, Output.TOKENS, model)
 
 

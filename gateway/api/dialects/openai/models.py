@@ -17,6 +17,7 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import model_name
 from gateway.api.server.request_context import RequestContext
 from gateway.errors import ModelNotFound
+from gateway.tenants.keyring import Tenant
 from gateway.upstreams.member import UpstreamState
 
 FAILURES = document_errors(OPENAI)
@@ -89,7 +90,7 @@ SIE_INPUTS = {Operation.EMBED_IMAGE: "image", Operation.EMBED_AUDIO: "audio"}
 CREATED = 1_700_000_000
 
 
-def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
+def _item(api: InferenceApi, name: str, tenant: Tenant) -> OpenAIModelItem:
     routes = api.gateway.routes
     operations = [operation.value for operation in routes.operations(name)]
     upstream = api.gateway.view_of(name)
@@ -105,7 +106,7 @@ def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
         upstream.fingerprint,
         None if residence is None else residence.state,
         None if residence is None else residence.error,
-        routes.defaults_of(name),
+        routes.defaults_of(name, tenant),
         capabilities.max_input_tokens if capabilities else None,
         price or msgspec.UNSET,
         (price and config.currency) or msgspec.UNSET,
@@ -146,7 +147,9 @@ async def list_models(
     """List the models that this key may use."""
     tenant = api.authenticator.authenticate(context)
     names = api.gateway.routes.names(tenant)
-    return OpenAIModelList([_item(api, name) for name in names], [_sie_item(api, name) for name in names])
+    return OpenAIModelList(
+        [_item(api, name, tenant) for name in names], [_sie_item(api, name) for name in names]
+    )
 
 
 @get("/v1/models/{model:path}", responses=FAILURES, tags=["OpenAI"])
@@ -161,7 +164,7 @@ async def get_model(
     name = (model_name(model) or "").removeprefix("/")
     if name not in api.gateway.routes.names(tenant):
         raise ModelNotFound(f"there is no model {name!r} here", param="model")
-    return _item(api, name)
+    return _item(api, name, tenant)
 
 
 HANDLERS = [list_models, get_model]

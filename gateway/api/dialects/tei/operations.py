@@ -202,7 +202,7 @@ def body_of(data: DefaultRequest, operation: TeiOperation) -> Any:
 
 async def _serve(request: Request[DefaultRequest]) -> HttpReply:
     data, api = request.body, request.api
-    model = request.model or api.gateway.routes.root_model()
+    model = request.model or api.gateway.routes.root_model(request.context.tenant)
     operation = operation_of(data, model, api)
     return await answer(Request(body_of(data, operation), request.context, api), operation, model)
 
@@ -258,7 +258,7 @@ async def decode_instance(data: DefaultRequest, context: RequestContext, api: In
 
     Raises: EmptyInput, InvalidInput, and the errors of `operation_of`.
     """
-    model = data.model or api.gateway.routes.root_model()
+    model = data.model or api.gateway.routes.root_model(context.tenant)
     operation = operation_of(data, model, api)
     if data.query is not UNSET and data.texts is not UNSET:
         operation = RERANK
