@@ -54,8 +54,10 @@ OPERATION_SEGMENTS = frozenset(
         "embed_all",
         "embed_sparse",
         "embeddings",
+        "feature-extraction",
         "health",
         "info",
+        "invocations",
         "multi-vector",
         "multimodalembeddings",
         "pooling",
@@ -63,6 +65,7 @@ OPERATION_SEGMENTS = frozenset(
         "ranking",
         "rerank",
         "score",
+        "sentence-similarity",
         "similarity",
         "tokenize",
     }

@@ -32,6 +32,7 @@ from gateway.api.server.encoding import json_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import TEI
 from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.paths import BELOW_MODEL, NAME
 from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
@@ -220,14 +221,16 @@ async def default(request: Request[DefaultRequest]) -> HttpReply:
 
 @endpoint(
     "/invocations",
+    f"{BELOW_MODEL}/invocations",
+    f"/endpoints/{NAME}/invocations",
     reply=ANY_RESPONSE,
     description="Reply of the model's default operation",
     below_models=False,
 )
 async def invocations(request: Request[DefaultRequest]) -> HttpReply:
-    """Run the default operation of the model at the path that Amazon SageMaker calls.
+    """Run the default operation of the model at the path that Amazon SageMaker calls, or that its clients do.
 
-    The body and the reply are those of `POST /`.
+    A client's endpoint is the name of a model. The body and the reply are those of `POST /`.
     """
     return await _serve(request)
 
