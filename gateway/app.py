@@ -70,7 +70,7 @@ from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.line_server import GatewayLineServer
 from gateway.api.server.middleware import CorsPolicy, Middleware, ServerParts
-from gateway.api.server.paths import RouteTable
+from gateway.api.server.paths import RouteTable, options_of
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
 from gateway.audit.trail import AuditTrail
 from gateway.batches.records import Job
@@ -190,6 +190,13 @@ OPERATORS = Dialect(
 SERVED = (*DIALECTS, OPERATORS)
 HANDLERS = [handler for dialect in SERVED for handler in dialect.handlers]
 KEY_HEADERS = [dialect.key_header.name.encode() for dialect in DIALECTS if dialect.key_header is not None]
+# Formats of errors, which tell the dialect of a path.
+KEY_PARAMETERS = {
+    format_: dialect.key_parameter
+    for dialect in DIALECTS
+    for format_ in {options_of(handler).errors for handler in dialect.handlers}
+    if dialect.key_parameter is not None and format_ is not None
+}
 MOVES = [dialect.move for dialect in DIALECTS if dialect.move is not None]
 ROUTES = RouteTable(HANDLERS)
 
@@ -332,7 +339,12 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
     sign_on = SignOn(gateway.keyring, config.sign_on)
     authenticator = Authenticator(
-        gateway.keyring, config.trusted_proxies, sign_on=sign_on, key_headers=KEY_HEADERS
+        gateway.keyring,
+        config.trusted_proxies,
+        sign_on=sign_on,
+        key_headers=KEY_HEADERS,
+        key_parameters=KEY_PARAMETERS,
+        reads_queries=config.key_in_query,
     )
     jobs = open_batches(boot, lambda job: observe(_change_of(job)))
     batches = BatchesApi(authenticator, jobs)

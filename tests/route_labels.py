@@ -37,6 +37,7 @@ PLAIN_PATHS = frozenset(
         "/api-doc/openapi.json",
         "/api/embed",
         "/api/embeddings",
+        "/api/ps",
         "/api/show",
         "/api/tags",
         "/api/version",
@@ -114,6 +115,13 @@ ROUTE_LABELS = PLAIN_PATHS | {
     "/models/{model}/embeddings",
     "/models/{model}/health",
     "/models/{model}/info",
+    "/models/{model}/invocations",
+    "/endpoints/{model}/invocations",
+    *(
+        f"{prefix}/models/{{model}}/pipeline/{task}"
+        for prefix in ("", "/hf-inference")
+        for task in ("feature-extraction", "sentence-similarity")
+    ),
     "/models/{model}/pooling",
     "/models/{model}/predict",
     "/models/{model}/rerank",

@@ -658,6 +658,7 @@ class Config(Section, frozen=True, kw_only=True):
     drain_s: PositiveFloat = 15.0
     lame_duck_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     trusted_proxies: tuple[str, ...] = ()
+    key_in_query: bool = False
     state_dir: str | None = None
     currency: Annotated[str, msgspec.Meta(min_length=1, max_length=16)] | None = None
     listeners: tuple[ListenerSettings, ...] = ()

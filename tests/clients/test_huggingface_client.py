@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.inference._providers import get_provider_helper, hf_inference
 
 from tests.clients.conftest import Gateway
 
@@ -134,9 +135,8 @@ def test_the_hubs_router_is_replaced_by_the_gateway(
     client: InferenceClient, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client asks the Hub which tasks a model has; that request is not the gateway's."""
+    helper = get_provider_helper("hf-inference", "feature-extraction", gateway.model)
     monkeypatch.setattr(hf_inference, "_check_supported_task", lambda _model, _task: None)
-    router = constants.INFERENCE_PROXY_TEMPLATE
-    monkeypatch.setattr(hf_inference.constants, "INFERENCE_PROXY_TEMPLATE", gateway.url + "/{provider}")
+    monkeypatch.setattr(helper, "base_url", f"{gateway.url}/hf-inference")
 
-    assert router.endswith("/{provider}")
     assert (3, DIMENSIONS) == client.feature_extraction(TEXTS, model=gateway.model).shape  # type: ignore[arg-type]

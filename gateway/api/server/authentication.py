@@ -3,10 +3,12 @@
 import base64
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
+from urllib.parse import parse_qs
 
+from gateway.api.server.error_bodies import ErrorFormat
 from gateway.api.server.relays import is_forwarded, is_of_page
 from gateway.api.server.request_context import RequestContext
 from gateway.errors import AuthThrottled, QuotaUnavailable, TokenRefused, Unauthenticated
@@ -14,6 +16,10 @@ from gateway.tenants.guess_throttle import GuessThrottle
 from gateway.tenants.keyring import Keyring, Tenant, key_digest
 from gateway.tenants.sign_on.sign_on import SignOn
 from gateway.tenants.sign_on.token_form import is_token
+
+# Of a query that may have a key.
+QUERY_FIELDS_MAX = 32
+NAMED_HEADERS = "`x-goog-api-key`, or `Authorization: Bearer <key>`"
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
@@ -23,7 +29,8 @@ class Authenticator:
     """Finds the tenant of a request's key or token.
 
     trusted_proxies: networks whose x-forwarded-for is trusted. key_headers: headers in which clients of some
-    dialects send the bare key.
+    dialects send the bare key. key_parameters: of the query of a URL in which they may, by the format of the
+    dialect's errors. reads_queries: whether the configuration permits that.
     """
 
     def __init__(
@@ -33,8 +40,13 @@ class Authenticator:
         clock: Callable[[], float] = time.monotonic,
         sign_on: SignOn | None = None,
         key_headers: Sequence[bytes] = (),
+        key_parameters: Mapping[ErrorFormat, str] = {},
+        *,
+        reads_queries: bool = False,
     ) -> None:
         self._keyring = keyring
+        self._key_parameters = key_parameters
+        self._reads_queries = reads_queries
         self._key_headers = key_headers
         self.sign_on = sign_on or SignOn(keyring, {})
         self._trusted: list[Network] = [ip_network(network) for network in trusted_proxies]
@@ -166,7 +178,8 @@ class Authenticator:
             raise Unauthenticated("the request has several different keys in headers of one name: send one")
         authorization = context.header(b"authorization")
         if not authorization:
-            return next((key for name in self._key_headers if (key := context.header(name).strip())), None)
+            sent = (key for name in self._key_headers if (key := context.header(name).strip()))
+            return next(sent, None) or self._key_in_query(context)
         scheme, _, credentials = authorization.partition(" ")
         match scheme.lower():
             case "bearer":
@@ -176,6 +189,25 @@ class Authenticator:
             case _:
                 key = authorization.strip()
         return key or None
+
+    def _key_in_query(self, context: RequestContext) -> str | None:
+        """Return the key in the query of a URL, if the path's dialect and the configuration have it there.
+
+        Raises: Unauthenticated.
+        """
+        name = self._key_parameters.get(context.target.dialect) if context.query else None
+        if name is None:
+            return None
+        try:
+            fields = parse_qs(context.query.decode("latin-1"), max_num_fields=QUERY_FIELDS_MAX)
+        except ValueError:
+            fields = {}
+        keys = {key.strip() for key in fields.get(name, ())} - {""}
+        if keys and not self._reads_queries:
+            raise Unauthenticated(f"a key in the query of a URL is not read: send the header {NAMED_HEADERS}")
+        if len(keys) > 1:
+            raise Unauthenticated(f"the request has several different keys in its query `{name}`: send one")
+        return next(iter(keys), None)
 
     def _is_trusted(self, address: str) -> bool:
         parsed = _parsed(address)

@@ -72,6 +72,7 @@ class RequestContext:
     """
 
     http_version = ""
+    query = b""
     listener: ListenerSettings | None = None
     rows: Any = None
     ignored_fields = ""
@@ -315,7 +316,7 @@ class HttpContext(RequestContext):
         self.came_to_operators = came_to_operators
         self.listener = listener
         self.http_version = scope["http_version"]
-        self.query: bytes = scope.get("query_string", b"")
+        self.query = scope.get("query_string", b"")
         if target.label == OTHER:
             self.path = quote(scope["path"][:PATH_CHARACTERS_MAX], errors="replace")
 
