@@ -190,7 +190,7 @@ OPERATORS = Dialect(
 SERVED = (*DIALECTS, OPERATORS)
 HANDLERS = [handler for dialect in SERVED for handler in dialect.handlers]
 KEY_HEADERS = [dialect.key_header.name.encode() for dialect in DIALECTS if dialect.key_header is not None]
-# Formats of errors, which tell the dialect of a path.
+# By the formats of errors, of which each belongs to one dialect.
 KEY_PARAMETERS = {
     format_: dialect.key_parameter
     for dialect in DIALECTS

@@ -27,7 +27,14 @@ from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import RequestContext
-from gateway.api.wire.inputs import Dimensions, InputField, Inputs, check_token_vectors, read_texts
+from gateway.api.wire.inputs import (
+    Dimensions,
+    InputField,
+    Inputs,
+    PromptName,
+    check_token_vectors,
+    read_texts,
+)
 from gateway.api.wire.replies import label_items
 from gateway.calls import Call, Similarity
 from gateway.errors import EmptyInput, InvalidInput
@@ -61,7 +68,7 @@ class EmbedRequest(msgspec.Struct):
     inputs: Inputs
     truncate: bool | None = None
     truncation_direction: Direction = "right"
-    prompt_name: str | None = None
+    prompt_name: PromptName | None = None
     normalize: bool = True
     dimensions: Dimensions | None = None
     model: ModelName | None = None
@@ -73,7 +80,7 @@ class TeiEncodeRequest(msgspec.Struct):
     inputs: Inputs
     truncate: bool | None = None
     truncation_direction: Direction = "right"
-    prompt_name: str | None = None
+    prompt_name: PromptName | None = None
     model: ModelName | None = None
 
 
@@ -116,7 +123,7 @@ class SimilarityParameters(msgspec.Struct):
 
     truncate: bool | None = None
     truncation_direction: Direction = "right"
-    prompt_name: str | None = None
+    prompt_name: PromptName | None = None
 
 
 class SimilarityRequest(msgspec.Struct):

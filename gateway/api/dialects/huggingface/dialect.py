@@ -1,7 +1,7 @@
 """Hugging Face's hosted inference: two tasks of a model, at the root and below /hf-inference.
 
-Source: huggingface_hub 1.28.0, inference/_providers/hf_inference.py; Milvus and LangChain4j send the same. The
-servers behind it are Text Embeddings Inference, whose replies and errors these are.
+Source: huggingface_hub 1.28.0, inference/_providers/hf_inference.py. Milvus and LangChain4j send the same.
+Servers for these tasks are Text Embeddings Inference, whose replies and errors these are.
 """
 
 from functools import partial

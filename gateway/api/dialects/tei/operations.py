@@ -38,7 +38,7 @@ from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.arrow import write_sparse, write_vectors
 from gateway.api.wire.arrow_http import arrow_stream, facts_of, wants_arrow
-from gateway.api.wire.inputs import Dimensions
+from gateway.api.wire.inputs import Dimensions, PromptName
 from gateway.api.wire.tei import (
     Direction,
     EmbedRequest,
@@ -162,7 +162,7 @@ class DefaultRequest(msgspec.Struct, omit_defaults=True):
     texts: list[str] | UnsetType = UNSET
     truncate: bool | None = None
     truncation_direction: Direction = "right"
-    prompt_name: str | None = None
+    prompt_name: PromptName | None = None
     normalize: bool = True
     dimensions: Dimensions | None = None
     raw_scores: bool = False
