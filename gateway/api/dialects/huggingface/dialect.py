@@ -7,7 +7,7 @@ Servers for these tasks are Text Embeddings Inference, whose replies and errors 
 from functools import partial
 from typing import Any
 
-from gateway.api.dialects.tei.operations import EMBED, SIMILARITY, answer
+from backends.contract import EmbedReply, RerankReply
 from gateway.api.document.fields import QUERY, TEXTS
 from gateway.api.server.dialect import Dialect
 from gateway.api.server.endpoints import inference
@@ -15,7 +15,13 @@ from gateway.api.server.error_bodies import TEI
 from gateway.api.server.paths import BELOW_MODEL
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.tei import EmbedRequest, SimilarityRequest
+from gateway.api.wire.tei import (
+    EmbedRequest,
+    SimilarityRequest,
+    compute_headers,
+    decode_embed,
+    decode_similarity,
+)
 
 endpoint = partial(inference, errors=TEI, tags=["Hugging Face"], below_models=False)
 
@@ -45,7 +51,9 @@ async def feature_extraction(request: Request[FeatureExtractionRequest]) -> Http
 
     Returns one vector for each input, also for a single text, as TEI's `/embed` does.
     """
-    return await answer(request, EMBED, request.model)
+    call = await decode_embed(request.body, request.model, request.context, request.api)
+    served, reply = await request.serve(call, EmbedReply)
+    return request.reply(served, list(reply.vectors), compute_headers(request.context, reply, call))
 
 
 @endpoint(
@@ -56,7 +64,9 @@ async def sentence_similarity(request: Request[SentenceSimilarityRequest]) -> Ht
 
     Returns the cosine of the source sentence with each sentence, as TEI's `/similarity` does.
     """
-    return await answer(request, SIMILARITY, request.model)
+    call = await decode_similarity(request.body, request.model, request.context, request.api)
+    served, reply = await request.serve(call, RerankReply)
+    return request.reply(served, reply.scores, compute_headers(request.context, reply, call))
 
 
 DIALECT = Dialect(
