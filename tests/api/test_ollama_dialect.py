@@ -12,6 +12,7 @@ from tests.conftest import CONFIG, KEY, Boots, posted
 from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import vector_of
 
+ZEROS = {"total_duration": 0, "load_duration": 0, "prompt_eval_count": 0}
 TEXTS = ["red", "green and blue"]
 
 
@@ -84,8 +85,12 @@ async def test_errors_are_one_sentence(
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
-        ("/api/embed", {"input": []}, {"model": "bge", "embeddings": []}),
-        ("/api/embed", {"input": "", "model": "org/bge:latest"}, {"model": "org/bge", "embeddings": []}),
+        ("/api/embed", {"input": []}, {"model": "bge", "embeddings": []} | ZEROS),
+        (
+            "/api/embed",
+            {"input": "", "model": "org/bge:latest"},
+            {"model": "org/bge", "embeddings": []} | ZEROS,
+        ),
         ("/api/embeddings", {"prompt": ""}, {"embedding": []}),
     ],
 )

@@ -209,18 +209,18 @@ def text_tokens_of(options: OllamaOptions | None, model: str | None, api: Infere
     return max(1, options.num_ctx - SPECIAL_TOKENS)
 
 
-async def _embed_nothing(request: Request[Any], empty: str) -> HttpReply:
-    """Answer an input without a text, with which Ollama's clients load a model. It is charged as one request.
+async def _load(request: Request[Any]) -> tuple[str, dict[str, str]]:
+    """Charge one request without a text, with which Ollama's clients load a model.
 
-    empty: field of the reply. Raises: the errors of `Routes.resolve`, QuotaExceeded, QuotaUnavailable.
+    Returns the model, and the headers of the reply. Raises: the errors of `Routes.resolve`, QuotaExceeded,
+    QuotaUnavailable.
     """
-    api, context = request.api, request.context
-    tenant = api.authenticator.authenticate(context)
+    api = request.api
+    tenant = api.authenticator.authenticate(request.context)
     tenant.require_operation(Operation.EMBED)
     route = api.gateway.routes.resolve(tenant, model_of(request.model, api), Operation.EMBED)
     async with api.charging(tenant) as headers:
-        body = {"model": route.model} if empty == "embeddings" else {}
-        return HttpReply(msgspec.json.encode(body | {empty: []}), headers)
+        return route.model, headers
 
 
 @endpoint("/api/embed", reply=OllamaEmbedResponse, description="One vector for each input")
@@ -230,7 +230,8 @@ async def embed(request: Request[OllamaEmbedRequest]) -> HttpReply:
     Returns one vector for each input, in the order of the inputs; an empty list for an empty input.
     """
     if not request.body.input:
-        return await _embed_nothing(request, "embeddings")
+        model, headers = await _load(request)
+        return HttpReply(msgspec.json.encode(OllamaEmbedResponse(model, [], 0, 0, 0)), headers)
     served, reply = await request.serve(decode_embed(request.body, request.api), EmbedReply)
     timeline = request.context.timeline
     body = {
@@ -250,7 +251,8 @@ async def embeddings(request: Request[OllamaEmbeddingsRequest]) -> HttpReply:
     The older form of `/api/embed`.
     """
     if not request.body.prompt:
-        return await _embed_nothing(request, "embedding")
+        _, headers = await _load(request)
+        return HttpReply(msgspec.json.encode(OllamaEmbeddingsResponse([])), headers)
     served, reply = await request.serve(decode_embeddings(request.body, request.api), EmbedReply)
     return request.reply(served, {"embedding": reply.vectors[0]})
 
