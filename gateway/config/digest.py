@@ -17,6 +17,7 @@ from gateway.config.schema import Config, Section
 # Names of keys, wherever they are.
 OF_HOST = frozenset(
     {
+        "address",
         "bytes",
         "dir",
         "gateways",
