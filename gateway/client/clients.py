@@ -27,6 +27,7 @@ from gateway.client.tables import (
     check_columns,
     split,
     table_of,
+    with_fixed_size,
 )
 
 T = TypeVar("T")
@@ -112,13 +113,15 @@ class AsyncClient:
         column that identifies a row in the table of bad rows. into: column of the vectors. Raises: ValueError
         for columns that do not fit, CallFailed, CallStopped.
         """
-        return split(await self.embed_rows(rows, column, into=into), key)
+        good, bad = split(await self.embed_rows(rows, column, into=into), key)
+        return Embedded(with_fixed_size(good, into, (await self._space()).dimensions), bad)
 
     async def embed_rows(self, rows: Any, column: str = "text", *, into: str = "embedding") -> pa.Table:
         """Return all rows in one table, for engines that expect one; `split` makes two of it.
 
-        A bad row has a null vector, an `error_kind` and an `error_message`, which are null for the others.
-        The schema is the same for all tables, also for those without rows. Raises: as `embed_table`.
+        Vectors are lists of float32. A bad row has a null in place of it, an `error_kind` and an
+        `error_message`, which are null for the others. The schema is the same for all tables, also for those
+        without rows. Raises: as `embed_table`.
         """
         table = table_of(rows)
         check_columns(table, into)

@@ -18,6 +18,7 @@ ROW = "row"
 EMPTY = ("empty_input", "the text is null or empty")
 # Of the texts of a call.
 TEXT_BYTES = 1024 * 1024
+NUMBERS_MAX = 2**31 - 1
 
 
 class Embedded(NamedTuple):
@@ -86,7 +87,7 @@ class TableRows:
         errors = [self._errors.get(index, (None, None)) for index in range(rows)]
         truncated = [None if bad else cut for bad, cut in zip(is_bad, self._truncated, strict=True)]
         columns = {
-            into: vectors_array(vectors, is_bad),
+            into: vector_lists(vectors, is_bad),
             TRUNCATED: pa.array(truncated, pa.bool_()),
             ERROR_KIND: pa.array([kind for kind, _ in errors], pa.string()),
             ERROR_MESSAGE: pa.array([message for _, message in errors], pa.string()),
@@ -158,12 +159,29 @@ def calls_of(rows: TableRows, inputs_max: int) -> Iterator[CallRows]:
         yield CallRows(rows, start, len(rows.texts))
 
 
-def vectors_array(vectors: Vectors, is_null: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> pa.Array:
-    """Return vectors as a column of lists of fixed size, without a copy."""
-    kind = pa.list_(pa.float32(), vectors.shape[1])
-    valid = pa.array(~is_null).buffers()[1] if is_null.any() else None
-    values = pa.array(vectors.reshape(-1))
-    return pa.Array.from_buffers(kind, len(vectors), [valid], children=[values])
+def vector_lists(vectors: Vectors, is_null: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> pa.ChunkedArray:
+    """Return vectors as a column of lists.
+
+    The lists have no fixed size: Spark has no such type, and pyarrow before 26 reads no Parquet file with
+    nulls in it.
+    """
+    kind = pa.list_(pa.float32())
+    # Offsets have 32 bits.
+    most = NUMBERS_MAX // vectors.shape[1]
+    chunks = []
+    for start in range(0, len(vectors), most):
+        part, valid = vectors[start : start + most], ~is_null[start : start + most]
+        offsets = np.append(0, np.cumsum(valid)) * vectors.shape[1]
+        buffers = [pa.array(valid).buffers()[1], pa.py_buffer(offsets.astype(np.int32))]
+        values = pa.array(part[valid].reshape(-1))
+        chunks.append(pa.Array.from_buffers(kind, len(part), buffers, children=[values]))
+    return pa.chunked_array(chunks, kind)
+
+
+def with_fixed_size(table: pa.Table, column: str, dimensions: int) -> pa.Table:
+    """Return a table whose lists of a column have a fixed size; none is null."""
+    lists = table[column].cast(pa.list_(pa.float32(), dimensions))
+    return table.set_column(table.column_names.index(column), column, lists)
 
 
 def split(rows: Any, key: str | None = None) -> Embedded:
