@@ -1,6 +1,7 @@
 """Spark over `gateway.client`: two executors, one killed, and a gateway restarted midway; a pandas UDF."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def spark() -> Iterator[SparkSession]:
         SparkSession.builder.master("local-cluster[2,1,1024]")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
+        .config("spark.pyspark.python", sys.executable)
         .config("spark.ui.enabled", "false")
         .config("spark.executorEnv.PYTHONPATH", str(cluster.ROOT))
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", str(BATCH_ROWS))
