@@ -2,7 +2,7 @@
 
     KEY=… python examples/ray_data.py texts/ vectors/ --url http://127.0.0.1:8080 --model all-minilm-l6-v2
 
-Each of Ray's actors has a client, which repeats calls that the gateway defers, and fails if vectors of another
+Each of Ray's actors has a client. It repeats calls that the gateway defers, and fails if vectors of another
 space arrive. A bad row has a null vector, and the reason.
 """
 

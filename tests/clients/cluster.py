@@ -88,6 +88,10 @@ class Notes:
         """Return the rows that each worker has embedded."""
         return {int(path.name): sum(map(int, path.read_text().split())) for path in self.folder.iterdir()}
 
+    def last_worker(self) -> int:
+        """Return the worker that has embedded the last batch."""
+        return int(max(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns).name)
+
 
 def text_of(number: int) -> str | None:
     """Return the text of a row, which no other row has."""
@@ -113,26 +117,24 @@ def write_rows(folder: Path, rows: int = ROWS) -> None:
 
 
 @contextmanager
-def faults(gateway: StaticGateway, notes: Notes, rows: int = ROWS) -> Iterator[list[str]]:
-    """Kill a worker after a quarter of the rows, and restart the gateway after half of them.
-
-    Yields what was done; at the end both were.
-    """
+def faults(
+    gateway: StaticGateway, notes: Notes, kill_at: float = 0.25, restart_at: float = 0.5
+) -> Iterator[None]:
+    """Kill a worker after a share of the rows, and restart the gateway after a larger one."""
     done: list[str] = []
     ended = threading.Event()
 
     def wait_for(share: float) -> bool:
-        while sum(notes.workers().values()) < share * rows:
+        while sum(notes.workers().values()) < share * ROWS:
             if ended.wait(0.05):
                 return False
         return True
 
     def harm() -> None:
-        if wait_for(0.25):
-            workers = notes.workers()
-            os.kill(min(workers, key=lambda process: workers[process]), signal.SIGKILL)
+        if wait_for(kill_at):
+            os.kill(notes.last_worker(), signal.SIGKILL)
             done.append("worker killed")
-        if wait_for(0.5):
+        if wait_for(restart_at):
             gateway.stop()
             gateway.start()
             done.append("gateway restarted")
@@ -140,7 +142,7 @@ def faults(gateway: StaticGateway, notes: Notes, rows: int = ROWS) -> Iterator[l
     thread = threading.Thread(target=harm)
     thread.start()
     try:
-        yield done
+        yield
     finally:
         ended.set()
         thread.join(PATIENCE_S)
