@@ -1,7 +1,8 @@
 """Gateway that the clients call: one process with small models for all tests of an environment.
 
 Rule: this file and the tests next to it run in a client's own environment. They import nothing of the
-project, only the standard library, pytest and the client.
+project, only the standard library, pytest and the client. Where the client is `gateway.client`, they import
+that.
 """
 
 import base64
