@@ -40,6 +40,12 @@ from backends.contract.capabilities import (
     ScoreKind,
     Truncate,
 )
+from backends.contract.chunks import (
+    ChunkRange,
+    ChunkSize,
+    EmbedChunks,
+    EmbedChunksReply,
+)
 from backends.contract.classify import (
     Classify,
     ClassifyReply,

@@ -34,6 +34,7 @@ from backends.contract.refusals import (
     check_no_instruction,
     check_no_max_tokens,
     check_plain_texts,
+    refused_chunks,
     refused_parts,
 )
 from backends.http.adapters import HttpBackend
@@ -143,6 +144,8 @@ class OpenAIBackend(HttpBackend):
         handler = self._handlers.get(type(prompted))
         is_offered = prompted.operation in _operations(profile, has_tokenizer=self._counter is not None)
         if handler is None or not (is_offered or isinstance(prompted, EmbedParts)):
+            if work.joins_chunks:
+                raise refused_chunks()
             if profile.embeds and profile.scores is None:
                 raise UnsupportedWork("this upstream's wire embeds only")
             raise UnsupportedWork("this upstream's model does not do that")

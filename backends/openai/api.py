@@ -14,7 +14,7 @@ import numpy as np
 
 from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, ScoreKind, Vectors, Work
 from backends.contract.errors import BackendError, ReplicaFailed, UnsupportedWork, input_too_long
-from backends.contract.refusals import check_no_instruction, check_no_late_chunking
+from backends.contract.refusals import check_no_instruction
 from backends.contract.vectors import sigmoid
 from backends.http.answers import decode_json
 from backends.http.client import UpstreamClient, UpstreamResponse
@@ -68,7 +68,6 @@ def encode(work: Embed, profile: OpenAIProfile, shape: ApiShape = OPENAI, extra:
 
     Raises: UnsupportedWork, InvalidWork.
     """
-    check_no_late_chunking(work)
     if not work.normalize:
         raise UnsupportedWork("this upstream's wire has no vectors that are not normalized")
     check_dimensions(work, profile.width)

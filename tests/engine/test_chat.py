@@ -193,7 +193,6 @@ def test_cuts_at_the_length_without_special_tokens(
             "maximum context length",
         ),
         (Embed((" ",), special_tokens=False), InvalidWork, "no token"),
-        (chat_work(TALK, late_chunking=True), UnsupportedWork, "`messages`"),
     ],
     ids=str,
 )

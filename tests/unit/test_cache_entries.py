@@ -52,7 +52,6 @@ def test_only_single_vectors_of_the_models_width_are_cached() -> None:
     assert msgspec.structs.replace(PLAIN, dimensions=7).is_cacheable(8)
     assert not msgspec.structs.replace(PLAIN, dimensions=7).is_cacheable(8, is_cut_plainly=False)
     assert msgspec.structs.replace(PLAIN, dimensions=8).is_cacheable(8, is_cut_plainly=False)
-    assert not msgspec.structs.replace(PLAIN, late_chunking=True).is_cacheable(8)
     assert not Encode(("a",), frozenset({Output.SPARSE})).is_cacheable(8)
 
 

@@ -88,7 +88,7 @@ def test_replies_to_the_slices_of_a_call_make_the_reply_to_it(works: Any, data: 
     assert_consecutive(slices, Slice(0, work, len(work.inputs), 0), counts)
     assert plain(reply_to(work, reports=reports)) == joined(slices, reports=reports)
     for piece in slices:
-        if piece.inputs > 1 and not work.is_indivisible:
+        if piece.inputs > 1:
             assert bounds.inputs >= piece.inputs
             assert bounds.tokens >= piece.tokens
             assert bounds.bytes is None or bounds.bytes >= piece.work.request_bytes - work.shared_bytes
@@ -99,7 +99,7 @@ def test_replies_to_the_slices_of_a_call_make_the_reply_to_it(works: Any, data: 
 @given(st.data())
 def test_parts_of_a_slice_have_its_inputs_in_order(works: Any, data: st.DataObject) -> None:
     work = data.draw(works)
-    assume(len(work.inputs) > 1 and not work.is_indivisible)
+    assume(len(work.inputs) > 1)
     counts = data.draw(st.lists(st.integers(0, 40), min_size=len(work.inputs), max_size=len(work.inputs)))
     places = data.draw(st.lists(st.integers(0, len(work.inputs) - 1), max_size=3))
     piece = Slice(7, work, len(work.inputs), sum(counts))

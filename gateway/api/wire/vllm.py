@@ -15,7 +15,7 @@ import msgspec
 
 from backends.contract import Chat, Classify, Embed, Encode, Truncate, Vectors
 from gateway.api.server.body import INTEGER_MAX, Integer
-from gateway.api.server.encoding import NumberFormat, VectorFormat
+from gateway.api.server.encoding import NumberFormat
 from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import OCTETS, HttpReply
@@ -263,7 +263,7 @@ def usage_of(served: Served) -> dict[str, Any]:
     }
 
 
-def check_metadata(encoding_format: VectorFormat | None, inputs: int) -> None:
+def check_metadata(encoding_format: str | None, inputs: int) -> None:
     """Check that the header of a reply in bytes is not too long. Raises: InvalidInput."""
     if encoding_format == "bytes" and inputs > METADATA_INPUTS_MAX:
         raise InvalidInput(

@@ -17,7 +17,11 @@ MEANINGS = {
         "Whether the model reads all inputs as one text and returns a vector for each part of it. Refused "
         "if the model cannot."
     ),
-    "late_chunking_params": "Refused unless it is null: each input is one chunk of `late_chunking`.",
+    "late_chunking_params": (
+        "Cuts each input into chunks of `chunk_size` tokens, special ones included, and returns a vector for "
+        "each chunk, computed with its whole input in view."
+    ),
+    "LateChunkingParams.chunk_size": "Tokens of each chunk, special ones included.",
     "normalized": "Whether vectors are scaled to length 1. By default they are.",
     "return_multivector": "Whether one vector is returned for each token instead of one for each input.",
     "return_tokenized_input": "Refused if true: `/tokenize` returns the tokens of a text.",
