@@ -33,7 +33,9 @@ Reply: TypeAlias = (
 FREE_OPERATIONS: frozenset[Operation] = frozenset(work.kind for work in get_args(Work) if work.is_free)
 
 # Values of `upstreams.<name>.backend`. Each kind is listed in `backends.kinds`.
-BackendKind: TypeAlias = Literal["tei", "infinity", "vllm", "openai", "cohere", "jina", "voyage", "torch"]
+BackendKind: TypeAlias = Literal[
+    "tei", "infinity", "vllm", "openai", "cohere", "jina", "voyage", "perplexity", "torch"
+]
 
 
 class TlsFiles(msgspec.Struct, frozen=True):

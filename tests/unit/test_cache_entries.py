@@ -33,7 +33,7 @@ def test_a_key_covers_everything_but_the_dimensions() -> None:
 
     assert 4 + len(OTHERS) == len(keys)
     assert key_of(PLAIN) == key_of(msgspec.structs.replace(PLAIN, dimensions=3))
-    known = {"inputs", "dimensions", "late_chunking", "chat", *OTHERS}
+    known = {"inputs", "dimensions", "chat", *OTHERS}
     assert known == set(Embed.__struct_fields__)
 
 
