@@ -66,6 +66,12 @@ def picture_part(source: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": source}}
 
 
+def inline(source: str) -> dict[str, Any]:
+    """Return a picture as Gemini's part, with the letters of URLs as its client writes them."""
+    data = source.partition(",")[2].replace("+", "-").replace("/", "_")
+    return {"inlineData": {"mimeType": "image/png", "data": data}}
+
+
 BODIES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("/v1/embeddings", message(picture_part(FIRST)), [FIRST]),
     ("/v1/embeddings", message({"type": "image_url", "image_url": FIRST}), [FIRST]),
@@ -102,11 +108,26 @@ BODIES: list[tuple[str, dict[str, Any], list[str]]] = [
         },
         [FIRST, "a b"],
     ),
+    (
+        "/v1/embeddings",
+        {"input": [{"content": [{"type": "text", "text": "a b"}]}, {"content": [picture_part(SECOND)]}]},
+        ["a b", SECOND],
+    ),
+    (
+        "/v1beta/models/clip:batchEmbedContents",
+        {"requests": [{"content": {"parts": [each]}} for each in ({"text": "a b"}, inline(FIRST))]},
+        ["a b", FIRST],
+    ),
+    ("/v1/models/clip:embedContent", {"content": {"parts": [inline(SECOND)]}}, [SECOND]),
 ]
 
 
 def vectors_in(body: dict[str, Any]) -> list[list[float]]:
     """Return the vectors of any dialect's reply."""
+    if "embedding" in body:
+        return [body["embedding"]["values"]]
+    if "embeddings" in body and isinstance(body["embeddings"], list) and "values" in body["embeddings"][0]:
+        return [item["values"] for item in body["embeddings"]]
     if "data" in body:
         return [item["embedding"] for item in body["data"]]
     found = body["embeddings"]
@@ -132,6 +153,42 @@ async def test_vllm_reads_texts_and_pictures_together(boot: Boots) -> None:
     reply = await posted(boot({"one": FakeVllm(images=True)}, config_of("vllm", "")), "/v1/embeddings", body)
 
     np.testing.assert_allclose(vector_of(f"user: a b {FIRST}"), vectors_in(reply.json())[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": [{"content": [{"type": "text", "text": "a b"}, picture_part(FIRST)]}]}),
+        ("/v1/models/clip:embedContent", {"content": {"parts": [{"text": "a b"}, inline(FIRST)]}}),
+        (
+            "/v1beta/models/clip:embedContent",
+            {
+                "content": {
+                    "parts": [
+                        {"text": "a b"},
+                        {"inline_data": {"mime_type": "image/png", "data": picture(0)}},
+                    ]
+                }
+            },
+        ),
+    ],
+)
+async def test_parts_of_one_input_have_one_vector(boot: Boots, path: str, body: dict[str, Any]) -> None:
+    reply = await posted(boot({"one": FakeVllm(images=True)}, config_of("vllm", "")), path, body)
+
+    np.testing.assert_allclose([vector_of(f"user: a b {FIRST}")], vectors_in(reply.json()), atol=1e-6)
+
+
+async def test_a_document_of_a_text_and_a_picture_is_ranked(boot: Boots) -> None:
+    documents = [{"text": "a b", "image": FIRST}, {"image": SECOND}, {"text": "c"}, "d"]
+    body = {"query": "q", "documents": documents, "return_documents": True}
+    reply = await posted(boot({"one": FakeVllm(images=True)}, config_of("vllm", "")), "/v1/rerank", body)
+
+    texts = [f"user: a b {FIRST}", f"user: {SECOND}", "c", "d"]
+    results = {item["index"]: item for item in reply.json()["results"]}
+    expected = [float(vector_of("q") @ vector_of(text)) for text in texts]
+    np.testing.assert_allclose(expected, [results[i]["relevance_score"] for i in range(4)], atol=1e-6)
+    assert [*documents[:3], {"text": "d"}] == [results[i]["document"] for i in range(4)]
 
 
 async def test_usage_of_voyage_counts_pixels(boot: Boots, tokenizer: str) -> None:
@@ -187,6 +244,13 @@ async def test_the_first_name_of_jinas_types_is_applied(boot: Boots, tokenizer: 
         ),
         ("/v1/embeddings", message(picture_part(FIRST), {"type": "text", "text": ""}), "empty text"),
         ("/v1/embeddings", {"input": [{"image": FIRST, "text": "a"}]}, "one text or one image"),
+        ("/v1/embeddings", {"input": [{"content": [], "image": FIRST}]}, "one text or one image"),
+        ("/v1/embeddings", {"input": [{"content": []}]}, "alone"),
+        (
+            "/v1/embeddings",
+            {"input": [{"content": [picture_part(FIRST), {"type": "input_video"}]}]},
+            "input_video",
+        ),
         ("/v1/embeddings", {"input": [{"bytes": FIRST, "text": "a"}]}, "one text or one image"),
         ("/v1/embeddings", {"input": [{"image": FIRST}], "late_chunking": True}, "late_chunking"),
         ("/v1/embeddings", {"input": [{"image": FIRST}, [1, 2]]}, "token ids"),
@@ -317,7 +381,7 @@ async def test_a_model_without_a_medium_refuses_it(
     reply = await posted(boot({"one": server}, config_of(backend, tokenizer)), path, body)
 
     assert reply.status_code in {400, 422}, reply.text
-    assert f"no model here can embed {medium}" in reply.text
+    assert f"embed {medium}" in reply.text
 
 
 async def test_a_model_of_one_medium_refuses_the_other(boot: Boots, tokenizer: str) -> None:

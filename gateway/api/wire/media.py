@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.contract import EmbedParts, Operation, Output
+from backends.contract import Embed, EmbedParts, Operation, Output
 from gateway.api.wire.conversations import ChatMessage, ContentPart, Messages, address_of, is_media
 from gateway.calls import ScoreParts
 from gateway.errors import EmptyInput, InvalidInput
@@ -37,9 +37,7 @@ async def embed_parts(
 
     Raises: EmptyInput, InvalidInput, and the errors of `fetch`.
     """
-    for index, parts in enumerate(inputs):
-        if not parts or "" in parts:
-            raise EmptyInput(f"`{field}` {index} is empty, or has an empty text", param=field)
+    _check_empty(inputs, field)
     fetched = await fetch_sources(inputs, embed_operation(inputs), fetch)
     return EmbedParts(
         await read_parts(inputs, field, fetched),
@@ -47,6 +45,36 @@ async def embed_parts(
         options.normalize,
         options.dimensions,
     )
+
+
+async def embed_inputs(
+    inputs: Sequence[Sequence[SourcePart]], field: str, options: VectorOptions, fetch: Fetch | None
+) -> Embed | EmbedParts:
+    """Return the work of inputs each of which has one vector: of texts if all of them are one text.
+
+    field, fetch: as of `embed_parts`. Raises: as `embed_parts`.
+    """
+    _check_empty(inputs, field)
+    texts = [parts[0] for parts in inputs if len(parts) == 1 and isinstance(parts[0], str)]
+    if len(texts) < len(inputs):
+        return await embed_parts(inputs, field, options, fetch)
+    return Embed(tuple(texts), normalize=options.normalize, dimensions=options.dimensions)
+
+
+def _check_empty(inputs: Sequence[Sequence[SourcePart]], field: str) -> None:
+    """Check that no input is empty or has an empty text. Raises: EmptyInput."""
+    for index, parts in enumerate(inputs):
+        if not parts or "" in parts:
+            raise EmptyInput(f"`{field}` {index} is empty, or has an empty text", param=field)
+
+
+def one_text(parts: list[SourcePart]) -> list[SourcePart]:
+    """Return the parts of an input; several texts without media are one text of as many lines.
+
+    Chat templates of models that read texts join the parts of a message so.
+    """
+    texts = [part for part in parts if isinstance(part, str)]
+    return ["\n".join(texts)] if len(texts) == len(parts) and parts else parts
 
 
 def have_media(messages: Messages | None) -> bool:
@@ -117,8 +145,7 @@ async def score_parts(
 
 def _check(items: Sequence[Sequence[SourcePart]], field: str) -> None:
     """Check that no input is empty or a recording. Raises: EmptyInput, InvalidInput."""
+    _check_empty(items, field)
     for index, parts in enumerate(items):
-        if not parts or "" in parts:
-            raise EmptyInput(f"`{field}` {index} is empty, or has an empty text", param=field)
         if any(isinstance(part, SoundSource) for part in parts):
             raise InvalidInput(f"`{field}` {index} is sound; texts and images are ranked", param=field)

@@ -19,7 +19,7 @@ from gateway.api.server.error_bodies import TEI
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.conversations import ContentPart, is_media, text_of_parts
-from gateway.api.wire.media import part_of, score_parts
+from gateway.api.wire.media import one_text, part_of, score_parts
 from gateway.api.wire.replies import RerankUsage, rank_documents
 from gateway.api.wire.tei import (
     Direction,
@@ -54,7 +54,10 @@ REFUSED = {
 
 
 class Document(msgspec.Struct):
-    """A document or query as an object. Other keys are ignored. content: vLLM's form. image: Jina's."""
+    """A document or query as an object. Other keys are ignored. content: vLLM's form. image: Jina's.
+
+    text and image together are OpenRouter's form of one document.
+    """
 
     takes_other_fields: ClassVar[bool] = True
 
@@ -228,14 +231,13 @@ def parts_of_side(item: str | Document, field: str) -> list[SourcePart]:
     """Return the parts of a query or a document. Raises: InvalidInput."""
     if isinstance(item, str):
         return [item]
-    present = [part for part in (item.text, item.image, item.content) if part is not UNSET]
-    if len(present) != 1:
-        raise InvalidInput(f"an object in `{field}` has one of `text`, `image`, `content`", param=field)
-    if not isinstance(item.image, UnsetType):
-        return [PictureSource(item.image)]
+    plain = [part for part in (item.text, item.image) if part is not UNSET]
+    if bool(plain) is (item.content is not UNSET):
+        raise InvalidInput(f"an object in `{field}` has `text`, `image` or both, or `content`", param=field)
     if not isinstance(item.content, UnsetType):
-        return [part_of(part, field) for part in item.content]
-    return [str(item.text)]
+        return one_text([part_of(part, field) for part in item.content])
+    text: list[SourcePart] = [] if isinstance(item.text, UnsetType) else [item.text]
+    return text if isinstance(item.image, UnsetType) else [*text, PictureSource(item.image)]
 
 
 def _shown_document(item: str | Document) -> dict[str, Any]:
@@ -243,7 +245,8 @@ def _shown_document(item: str | Document) -> dict[str, Any]:
         return {"text": item}
     if not isinstance(item.content, UnsetType):
         return {"multi_modal": {"content": msgspec.to_builtins(item.content)}}
-    return {"text": item.text} if item.image is UNSET else {"image": item.image}
+    pair = {"text": item.text, "image": item.image}
+    return {name: value for name, value in pair.items() if value is not UNSET}
 
 
 def _check_refused(data: RerankOptions) -> None:

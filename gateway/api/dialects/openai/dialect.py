@@ -43,7 +43,7 @@ MEANINGS = {
     "InputObject.pdf": REFUSED,
     "InputObject.video": REFUSED,
     "InputObject.audio": "The input as a recording: base64 or a `data:` URI.",
-    "InputObject.content": REFUSED,
+    "InputObject.content": "The input as parts of texts, images and recordings, which have one vector.",
 }
 DIALECT = Dialect(
     handlers=[*embeddings.HANDLERS, *models.HANDLERS],

@@ -34,8 +34,16 @@ from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.arrow import write_vectors
 from gateway.api.wire.arrow_http import arrow_body, arrow_stream, facts_of, wants_arrow
+from gateway.api.wire.conversations import ContentPart, is_media
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
-from gateway.api.wire.media import VectorOptions, embed_parts, have_media, parts_of_messages
+from gateway.api.wire.media import (
+    VectorOptions,
+    embed_parts,
+    have_media,
+    one_text,
+    part_of,
+    parts_of_messages,
+)
 from gateway.api.wire.replies import vector_objects, with_dimensions
 from gateway.api.wire.vllm import check_metadata, reply_packed
 from gateway.calls import Call
@@ -47,13 +55,15 @@ CHUNKING = ("late_chunking", "late_chunking_params")
 ONLY_OF_TEXTS = ("input_type", "task", *CHUNKING)
 PICTURE_KINDS = ("image", "url", "bytes")
 MEDIA_KINDS = (*PICTURE_KINDS, "audio")
-OTHER_KINDS = ("pdf", "video", "content")
+OTHER_KINDS = ("pdf", "video")
+ALL_KINDS = ("text", "content", *MEDIA_KINDS, *OTHER_KINDS)
 
 
 class InputObject(msgspec.Struct):
-    """An input in Jina's form: `text`, or `image` or `audio` as base64. pdf, video, content are refused.
+    """An input in Jina's form: `text`, or `image` or `audio` as base64. pdf and video are refused.
 
-    url, bytes: an image in Jina's first form, which LangChain and LlamaIndex send.
+    url, bytes: an image in Jina's first form, which LangChain and LlamaIndex send. content: OpenRouter's
+    form, the parts of an input with one vector.
     """
 
     text: str | None = None
@@ -63,7 +73,7 @@ class InputObject(msgspec.Struct):
     bytes: str | None = None
     pdf: Any = None
     video: Any = None
-    content: Any = None
+    content: list[ContentPart] | None = None
 
 
 TextInput = str | InputObject
@@ -238,11 +248,13 @@ def _with_media(data: OpenAIEmbeddingsRequest, api: InferenceApi) -> list[list[S
     if not any(isinstance(item, InputObject) and _is_medium(item) for item in items):
         return None
     api.check_count(len(items), "input")
-    return [[_part_of(item)] for item in items]
+    return [_parts_of(item) for item in items]
 
 
 def _is_medium(item: InputObject) -> bool:
-    """Return whether an input is a picture or a recording."""
+    """Return whether an input is a picture or a recording, or has one among its parts."""
+    if item.content is not None and is_media(item.content):
+        return True
     return item.audio is not None or _picture_of(item) is not None
 
 
@@ -251,20 +263,23 @@ def _picture_of(item: InputObject) -> str | None:
     return next((source for kind in PICTURE_KINDS if (source := getattr(item, kind)) is not None), None)
 
 
-def _part_of(item: Any) -> SourcePart:
-    """Return the text, picture or recording of an input of Jina's. Raises: InvalidInput."""
+def _parts_of(item: Any) -> list[SourcePart]:
+    """Return the text, picture or recording of an input, or its parts. Raises: InvalidInput."""
     if isinstance(item, str):
-        return item
+        return [item]
     if not isinstance(item, InputObject):
         raise InvalidInput("`input` mixes token ids with images or sound", param="input")
     if not _is_medium(item):
-        return _text_of(item)
-    if sum(getattr(item, kind) is not None for kind in ("text", *MEDIA_KINDS, *OTHER_KINDS)) > 1:
+        return [_text_of(item)]
+    if sum(getattr(item, kind) is not None for kind in ALL_KINDS) > 1:
         raise InvalidInput(
-            "an input is one text or one image, or one `audio`; send each as its own", param="input"
+            "an input is one text or one image, or one `audio`; send each as its own, or all as `content`",
+            param="input",
         )
+    if item.content is not None:
+        return one_text([part_of(part, "input") for part in item.content])
     picture = _picture_of(item)
-    return SoundSource(str(item.audio)) if picture is None else PictureSource(picture)
+    return [SoundSource(str(item.audio)) if picture is None else PictureSource(picture)]
 
 
 async def _decode_media(request: Request[OpenAIEmbeddingsRequest], inputs: list[list[SourcePart]]) -> Call:
@@ -365,9 +380,12 @@ def inputs_of(inputs: EmbeddingsInput | UnsetType | None, api: InferenceApi) -> 
 
 
 def _text_of(item: InputObject) -> str:
-    if item.text is None or any(getattr(item, kind) is not None for kind in OTHER_KINDS):
+    if item.content and sum(getattr(item, kind) is not None for kind in ALL_KINDS) == 1:
+        # Parts with media are read elsewhere.
+        return "\n".join([str(part_of(part, "input")) for part in item.content])
+    if item.text is None or any(getattr(item, kind) is not None for kind in (*OTHER_KINDS, "content")):
         raise InvalidInput(
-            "an input is a text, or an object with `text`, `image` or `audio` alone", param="input"
+            "an input is a text, or an object with `text`, `image`, `audio` or `content` alone", param="input"
         )
     return item.text
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from backends.contract import Embed, EmbedParts, EmbedReply, Image
+from backends.contract import EmbedParts, EmbedReply, Image
 from gateway.api.dialects.voyage.contextualized import (
     CHUNK_TOKENS,
     ContextualizedRequest,
@@ -22,9 +22,9 @@ from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions
-from gateway.api.wire.media import VectorOptions, embed_parts
+from gateway.api.wire.media import VectorOptions, embed_inputs, one_text
 from gateway.calls import Call, Work
-from gateway.errors import EmptyInput, InvalidInput
+from gateway.errors import InvalidInput
 from gateway.media.sources import PictureSource, SourcePart
 from gateway.prompts import Role
 
@@ -93,16 +93,11 @@ async def decode_multimodal(request: Request[MultimodalRequest]) -> Call:
     """Decode a body. Raises: EmptyInput, InvalidInput."""
     data, model = request.body, request.model
     request.api.check_count(len(data.inputs), "inputs")
-    inputs = [[_part_of(part) for part in item.content] for item in data.inputs]
+    inputs = [one_text([_part_of(part) for part in item.content]) for item in data.inputs]
     role: Role | None = data.input_type
-    if any(isinstance(part, PictureSource) for parts in inputs for part in parts):
-        options = VectorOptions(dimensions=data.output_dimension)
-        work = await embed_parts(inputs, "inputs", options, request.fetch)
-        return Call(work, model, data.truncation, role=role)
-    if any(len(parts) != 1 or not parts[0] for parts in inputs):
-        raise EmptyInput("an input without images is one text, which is not empty", param="inputs")
-    texts = tuple(str(parts[0]) for parts in inputs)
-    return Call(Embed(texts, dimensions=data.output_dimension), model, data.truncation, role=role)
+    options = VectorOptions(dimensions=data.output_dimension)
+    work = await embed_inputs(inputs, "inputs", options, request.fetch)
+    return Call(work, model, data.truncation, role=role)
 
 
 def _part_of(part: VoyagePart) -> SourcePart:
