@@ -38,6 +38,7 @@ from backends.contract import (
     Tokenize,
     TokenizeReply,
     Truncate,
+    Turn,
 )
 from gateway.calls import ScoreParts, Similarity
 
@@ -76,6 +77,16 @@ def embeds(draw: st.DrawFn) -> Embed:
     return msgspec.structs.replace(work, prompt_characters=lengths, chat=chat)
 
 
+@st.composite
+def parts_to_embed(draw: st.DrawFn) -> EmbedParts:
+    """Draw inputs with media, some of which are conversations."""
+    inputs = draw(st.lists(PARTS, min_size=1, max_size=8).map(tuple))
+    output = draw(st.sampled_from([Output.DENSE, Output.MULTIVECTOR]))
+    roles = [draw(st.sampled_from(["user", "query"])) for _ in inputs] if draw(st.booleans()) else []
+    turns = tuple([(Turn(role, len(parts)),) for role, parts in zip(roles, inputs, strict=False)])
+    return EmbedParts(inputs, output, chat=draw(st.sampled_from([None, Chat()])), turns=turns)
+
+
 # Every kind of work, those that only the gateway knows included.
 WORKS: dict[type[BaseWork], st.SearchStrategy[Any]] = {
     Embed: embeds(),
@@ -88,12 +99,7 @@ WORKS: dict[type[BaseWork], st.SearchStrategy[Any]] = {
     Encode: st.builds(
         Encode, TEXTS, st.frozensets(st.sampled_from(Output), min_size=1), prompt_name=NAME, truncate=LONG
     ),
-    EmbedParts: st.builds(
-        EmbedParts,
-        st.lists(PARTS, min_size=1, max_size=8).map(tuple),
-        st.sampled_from([Output.DENSE, Output.MULTIVECTOR]),
-        chat=st.sampled_from([None, Chat()]),
-    ),
+    EmbedParts: parts_to_embed(),
     Rerank: st.builds(Rerank, TEXT, TEXTS, st.booleans(), LONG, INSTRUCTION, LENGTH),
     Score: st.builds(Score, PAIRS, st.booleans(), LONG, INSTRUCTION, LENGTH),
     Classify: st.builds(

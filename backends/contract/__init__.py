@@ -62,6 +62,8 @@ from backends.contract.encode import (
 )
 from backends.contract.media import (
     EmbedParts,
+    Turn,
+    Turns,
 )
 from backends.contract.rerank import (
     Rerank,

@@ -373,7 +373,7 @@ class VllmBackend(HttpBackend):
     async def _embed_parts(
         self, work: EmbedParts, profile: VllmProfile, timeout_s: float
     ) -> EmbedReply | EncodeReply:
-        """Embed each input by a request with one message, some at a time."""
+        """Embed each input by a request with its messages, some at a time."""
         check_media(work, media_operations(profile))
         if work.output not in profile.outputs:
             raise UnsupportedWork(f"this upstream gives no {work.output} output of images or sound")
@@ -381,7 +381,7 @@ class VllmBackend(HttpBackend):
         if not is_dense and work.dimensions is not None:
             raise UnsupportedWork("`dimensions` does not apply to multivector output; leave it out")
         path = EMBEDDINGS if is_dense else POOLING
-        bodies = [parts_body(work, parts, profile.raw_vectors) for parts in work.inputs]
+        bodies = [parts_body(work, index, profile.raw_vectors) for index in range(len(work.inputs))]
 
         async def embed(body: Body) -> tuple[Vectors, int]:
             response = await self._post(path, body | {"model": profile.model}, timeout_s, 1)

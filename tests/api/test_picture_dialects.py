@@ -179,6 +179,66 @@ async def test_parts_of_one_input_have_one_vector(boot: Boots, path: str, body: 
     np.testing.assert_allclose([vector_of(f"user: a b {FIRST}")], vectors_in(reply.json()), atol=1e-6)
 
 
+SYSTEM = {"role": "system", "content": [{"type": "text", "text": "Represent it."}]}
+OPEN = {"role": "assistant", "content": [{"type": "text", "text": ""}]}
+# As Dify's plugin and vLLM's recipe send one input.
+DIFY = {
+    "messages": [SYSTEM, *message(picture_part(FIRST), {"type": "text", "text": "a b"})["messages"], OPEN],
+    "encoding_format": "float",
+    "continue_final_message": True,
+    "add_special_tokens": True,
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+async def test_conversations_with_pictures_reach_a_server_as_they_are(boot: Boots, path: str) -> None:
+    server = FakeVllm(images=True)
+    nemotron = [{"role": role, "content": [picture_part(FIRST)]} for role in ("query", "document")]
+    bodies: list[dict[str, Any]] = [
+        DIFY,
+        {"messages": nemotron[:1], "chat_template_kwargs": {"dialect": "short"}},
+        {"messages": nemotron[1:]},
+        {"messages": [{"role": "user", "content": "a b", "name": "ann"}, *nemotron[1:]]},
+    ]
+    async with boot({"one": server}, config_of("vllm", "")) as gateway:
+        replies = [await gateway.post(path, {"model": "clip"} | body) for body in bodies]
+        sent = [body for _, body in server.requests if "messages" in body][-len(bodies) :]
+
+    assert [200] * 4 == [reply.status_code for reply in replies], replies[0].text
+    for body, got in zip(bodies, sent, strict=True):
+        assert body["messages"] == got["messages"]
+        assert body.get("continue_final_message", False) == got["continue_final_message"]
+        assert body.get("add_special_tokens", False) == got.get("add_special_tokens", False)
+        assert body.get("chat_template_kwargs") == got.get("chat_template_kwargs")
+
+
+async def test_several_conversations_have_a_vector_each(boot: Boots) -> None:
+    query = {"role": "query", "content": [picture_part(FIRST)]}
+    text = {"role": "document", "content": "a b"}
+    conversations = [[query], [text], [query], [query | {"role": "document"}]]
+    async with boot({"one": FakeVllm(images=True)}, config_of("vllm", "")) as gateway:
+        reply = await gateway.post("/v1/embeddings", {"messages": conversations})
+        mixed = await gateway.post("/v1/embeddings", {"messages": [[query], text]})
+
+    texts = [f"query: {FIRST}", "document: a b", f"query: {FIRST}", f"document: {FIRST}"]
+    np.testing.assert_allclose([vector_of(each) for each in texts], vectors_in(reply.json()), atol=1e-6)
+    assert (400, "messages") == (mixed.status_code, mixed.json()["error"]["param"])
+
+
+async def test_a_server_without_templates_refuses_conversations_with_pictures(
+    boot: Boots, tokenizer: str
+) -> None:
+    async with boot({"one": FakeInfinity(images=True)}, config_of("infinity", tokenizer)) as gateway:
+        several = await gateway.post("/v1/embeddings", DIFY)
+        special = await gateway.post(
+            "/v1/embeddings", message(picture_part(FIRST)) | {"add_special_tokens": True}
+        )
+
+    assert (400, 400) == (several.status_code, special.status_code)
+    assert "one message of the role `user`" in several.text
+    assert "`add_special_tokens`" in special.text
+
+
 async def test_a_document_of_a_text_and_a_picture_is_ranked(boot: Boots) -> None:
     documents = [{"text": "a b", "image": FIRST}, {"image": SECOND}, {"text": "c"}, "d"]
     body = {"query": "q", "documents": documents, "return_documents": True}
@@ -236,7 +296,7 @@ async def test_the_first_name_of_jinas_types_is_applied(boot: Boots, tokenizer: 
         ("/v1/embeddings", message(picture_part("https://example.org/a.png")), "not fetched"),
         ("/v1/embeddings", message(picture_part("data:image/png;base64,AAAA")), "damaged"),
         ("/v1/embeddings", message(picture_part(FIRST)) | {"input": "a"}, "one of them"),
-        ("/v1/embeddings", {"messages": [*message(picture_part(FIRST))["messages"]] * 2}, "one message"),
+        ("/v1/embeddings", {"messages": [message(picture_part(FIRST))["messages"], []]}, "without messages"),
         (
             "/v1/embeddings",
             message({"type": "input_audio", "text": None}, picture_part(FIRST)),
@@ -254,11 +314,9 @@ async def test_the_first_name_of_jinas_types_is_applied(boot: Boots, tokenizer: 
         ("/v1/embeddings", {"input": [{"bytes": FIRST, "text": "a"}]}, "one text or one image"),
         ("/v1/embeddings", {"input": [{"image": FIRST}], "late_chunking": True}, "late_chunking"),
         ("/v1/embeddings", {"input": [{"image": FIRST}, [1, 2]]}, "token ids"),
-        ("/v1/embeddings", message(picture_part(FIRST)) | {"add_special_tokens": True}, "add_special_tokens"),
         ("/v1/embeddings", message(picture_part(FIRST)) | {"input_type": "query"}, "input_type"),
         ("/v1/embeddings", message(picture_part(FIRST)) | {"task": "retrieval.query"}, "task"),
         ("/v1/embeddings", {"input": [{"image": FIRST}, "a"], "input_type": "no-such"}, "no-such"),
-        ("/pooling", message(picture_part(FIRST)) | {"add_special_tokens": True}, "add_special_tokens"),
         ("/infinity/embeddings", {"input": ["x"], "modality": "audio"}, "base64"),
         ("/v2/embed", {"images": [FIRST], "texts": ["a"], "input_type": "image"}, "one of them"),
         ("/v2/embed", {"texts": ["a"], "input_type": "image"}, "needs `images`"),

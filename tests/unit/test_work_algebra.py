@@ -1,6 +1,7 @@
 """Laws that hold for every kind of work: parts and their replies, places, duplicates, scores, cache rows."""
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, get_args
 
 import msgspec
@@ -160,7 +161,9 @@ def test_equal_inputs_that_are_computed_once_have_one_result(works: Any, data: s
         assert fewer is work
         return
     reply = reply_to(fewer)
-    assert len(set(work.inputs)) == len(fewer.inputs)
+    # Equal parts of other messages are another input.
+    distinct = set(zip(work.inputs, getattr(work, "turns", ()) or repeat(()), strict=False))
+    assert len(distinct) == len(fewer.inputs)
     expected = msgspec.structs.replace(reply_to(work), tokens=reply.tokens)
     assert plain(expected) == plain(reply.select(places))
 

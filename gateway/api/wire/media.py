@@ -7,8 +7,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.contract import Embed, EmbedParts, Operation, Output
-from gateway.api.wire.conversations import ChatMessage, ContentPart, Messages, address_of, is_media
+from backends.contract import Embed, EmbedParts, Operation, Output, Turn, Turns
+from gateway.api.wire.conversations import (
+    ChatMessage,
+    ContentPart,
+    Messages,
+    address_of,
+    is_media,
+    split_conversations,
+)
 from gateway.calls import ScoreParts
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.media.sources import (
@@ -31,19 +38,26 @@ class VectorOptions(msgspec.Struct, frozen=True):
 
 
 async def embed_parts(
-    inputs: Sequence[Sequence[SourcePart]], field: str, options: VectorOptions, fetch: Fetch | None
+    inputs: Sequence[Sequence[SourcePart]],
+    field: str,
+    options: VectorOptions,
+    fetch: Fetch | None,
+    turns: tuple[Turns, ...] = (),
 ) -> EmbedParts:
     """Return the work of inputs with pictures or sound. field: of the body. fetch: as in `fetch_sources`.
 
+    turns: of inputs that are conversations, whose messages may be empty.
     Raises: EmptyInput, InvalidInput, and the errors of `fetch`.
     """
-    _check_empty(inputs, field)
+    if not turns:
+        _check_empty(inputs, field)
     fetched = await fetch_sources(inputs, embed_operation(inputs), fetch)
     return EmbedParts(
         await read_parts(inputs, field, fetched),
         Output.MULTIVECTOR if options.multivector else Output.DENSE,
         options.normalize,
         options.dimensions,
+        turns=turns,
     )
 
 
@@ -85,14 +99,27 @@ def have_media(messages: Messages | None) -> bool:
     return any(isinstance(message.content, list) and is_media(message.content) for message in flat)
 
 
-def parts_of_messages(messages: Messages) -> list[SourcePart]:
-    """Return the parts of the one message that an input with media is. Raises: InvalidInput."""
-    if len(messages) != 1 or not isinstance(messages[0], ChatMessage) or messages[0].role != "user":
-        raise InvalidInput(
-            "`messages` with images or sound are one message of the role `user`", param="messages"
-        )
-    content = messages[0].content
+def parts_of_messages(messages: Messages) -> tuple[list[list[SourcePart]], tuple[Turns, ...]]:
+    """Return the parts of each conversation with media, and its messages; none for lone ones of a user.
+
+    Raises: EmptyInput, InvalidInput.
+    """
+    conversations = split_conversations(messages)
+    inputs = [[part for message in each for part in _parts_in(message)] for each in conversations]
+    if all(len(each) == 1 and each[0].role == "user" and each[0].name is None for each in conversations):
+        return inputs, ()
+    return inputs, tuple([tuple(map(_turn_of, each)) for each in conversations])
+
+
+def _parts_in(message: ChatMessage) -> list[SourcePart]:
+    """Return the parts of one message. Raises: InvalidInput."""
+    content = message.content
     return [content] if isinstance(content, str) else [part_of(part, "messages") for part in content]
+
+
+def _turn_of(message: ChatMessage) -> Turn:
+    is_text = isinstance(message.content, str)
+    return Turn(message.role, 1 if is_text else len(message.content), message.name, is_text)
 
 
 def part_of(part: ContentPart, field: str) -> SourcePart:

@@ -133,17 +133,6 @@ class VllmOptions(msgspec.Struct, kw_only=True):
         prompt = {} if isinstance(work, Classify) else {"prompt_name": ""}
         return msgspec.structs.replace(work, chat=chat, special_tokens=bool(adds), **prompt)
 
-    def check_no_special_tokens(self) -> None:
-        """Check that a message with images or sound asks for no special tokens but its template's.
-
-        Raises: InvalidInput.
-        """
-        if self.add_special_tokens:
-            raise InvalidInput(
-                "`add_special_tokens` is for texts: leave it out of `messages` with images or sound",
-                param="add_special_tokens",
-            )
-
     @property
     def cuts(self) -> bool | None:
         """True if inputs that are too long are cut, None to follow the model's config."""

@@ -6,7 +6,7 @@ Jina, NVIDIA NIM and Voyage are in `options.py`, those of vLLM in `gateway/api/w
 """
 
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,6 +23,7 @@ from backends.contract import (
     Operation,
     Output,
     PatchGrid,
+    Turns,
 )
 from gateway.api.dialects.openai.options import EmbeddingOptions
 from gateway.api.server.body import Integer, ModelName
@@ -57,6 +58,10 @@ PICTURE_KINDS = ("image", "url", "bytes")
 MEDIA_KINDS = (*PICTURE_KINDS, "audio")
 OTHER_KINDS = ("pdf", "video")
 ALL_KINDS = ("text", "content", *MEDIA_KINDS, *OTHER_KINDS)
+
+
+# Parts of each input, and its messages if it is a conversation.
+MediaInputs: TypeAlias = tuple[list[list[SourcePart]], tuple[Turns, ...]]
 
 
 class InputObject(msgspec.Struct):
@@ -201,8 +206,8 @@ async def _decode_options(request: Request[OpenAIEmbeddingsRequest]) -> Call:
     """Decode a body with options. Raises: as `decode_embeddings`."""
     data, api, model = request.body, request.api, request.model
     data.check_all()
-    if (inputs := _with_media(data, api)) is not None:
-        return await _decode_media(request, inputs)
+    if (media := _with_media(data, api)) is not None:
+        return await _decode_media(request, *media)
     operation = Operation.ENCODE if data.return_multivector else Operation.EMBED
     field = InputField("input", model, operation)
     inputs_of_body = data.input if data.messages is None else data.input or None
@@ -238,17 +243,19 @@ def _has_objects(inputs: object) -> bool:
     return False
 
 
-def _with_media(data: OpenAIEmbeddingsRequest, api: InferenceApi) -> list[list[SourcePart]] | None:
+def _with_media(data: OpenAIEmbeddingsRequest, api: InferenceApi) -> MediaInputs | None:
     """Return the inputs of a request if one is a picture or a recording. Raises: EmptyInput, InvalidInput."""
     if data.messages is not None and have_media(data.messages):
         if data.input not in (UNSET, None, "", []):
             raise InvalidInput("send `input` or `messages`, one of them", param="messages")
-        return [parts_of_messages(data.messages)]
+        inputs, turns = parts_of_messages(data.messages)
+        api.check_count(len(inputs), "messages")
+        return inputs, turns
     items = data.input if isinstance(data.input, list) else [data.input]
     if not any(isinstance(item, InputObject) and _is_medium(item) for item in items):
         return None
     api.check_count(len(items), "input")
-    return [_parts_of(item) for item in items]
+    return [_parts_of(item) for item in items], ()
 
 
 def _is_medium(item: InputObject) -> bool:
@@ -282,19 +289,25 @@ def _parts_of(item: Any) -> list[SourcePart]:
     return [SoundSource(str(item.audio)) if picture is None else PictureSource(picture)]
 
 
-async def _decode_media(request: Request[OpenAIEmbeddingsRequest], inputs: list[list[SourcePart]]) -> Call:
-    """Return the call of inputs with pictures or sound. Raises: EmptyInput, InvalidInput."""
+async def _decode_media(
+    request: Request[OpenAIEmbeddingsRequest], inputs: list[list[SourcePart]], turns: tuple[Turns, ...]
+) -> Call:
+    """Return the call of inputs with pictures or sound. turns: of conversations.
+
+    Raises: EmptyInput, InvalidInput.
+    """
     data = request.body
     for field in CHUNKING:
         if getattr(data, field):
             raise InvalidInput(f"`{field}` is for texts: leave it out", param=field)
     options = VectorOptions(data.normalizes(), data.width(), bool(data.return_multivector))
-    work = await embed_parts(inputs, "input" if data.messages is None else "messages", options, request.fetch)
+    field = "input" if data.messages is None else "messages"
+    work = await embed_parts(inputs, field, options, request.fetch, turns)
     check_metadata(data.encoding_format, len(inputs))
     chat = data.chat()
     if chat is not None:
         _check_only_chat(data)
-        data.check_no_special_tokens()
+        work = msgspec.structs.replace(work, special_tokens=bool(data.add_special_tokens))
     truncate, side = data.cut_and_side()
     return Call(
         msgspec.structs.replace(work, chat=chat, prompt_name=data.prompt_name()),
