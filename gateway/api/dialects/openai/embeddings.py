@@ -125,7 +125,7 @@ class OpenAIEmbeddingItem(msgspec.Struct):
     """
 
     index: int
-    embedding: Embedding | list[Embedding] | dict[str, Embedding]
+    embedding: list[float | Embedding] | str | dict[str, Embedding]
     object: str = "embedding"
     late_chunking: LateChunking | UnsetType = UNSET
 
