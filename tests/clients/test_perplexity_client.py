@@ -11,6 +11,8 @@ from tests.clients.conftest import Gateway
 CHUNKS = [["Berlin is the capital of Germany. ", "It has many lakes."], ["A cat sleeps."]]
 TEXTS = ["an apple", "the sea"]
 DIMENSIONS = 384
+# The client takes no other names, so that a gateway has models of these names.
+MODEL, CONTEXT = "pplx-embed-v1-0.6b", "pplx-embed-context-v1-0.6b"
 
 
 def connect(gateway: Gateway, key: str | None = None) -> Perplexity:
@@ -30,9 +32,9 @@ def cosine(first: list[int], second: list[int]) -> float:
 
 def test_chunks_have_bytes_without_a_format(gateway: Gateway) -> None:
     client = connect(gateway)
-    reply = client.contextualized_embeddings.create(input=CHUNKS, model=gateway.model)
+    reply = client.contextualized_embeddings.create(input=CHUNKS, model=CONTEXT)
     again = client.contextualized_embeddings.create(
-        input=CHUNKS, model=gateway.model, encoding_format="base64_int8", dimensions=128
+        input=CHUNKS, model=CONTEXT, encoding_format="base64_int8", dimensions=128
     )
 
     assert [2, 1] == [len(document.data) for document in reply.data]
@@ -43,9 +45,9 @@ def test_chunks_have_bytes_without_a_format(gateway: Gateway) -> None:
 
 def test_texts_have_bytes_and_bits(gateway: Gateway) -> None:
     client = connect(gateway)
-    octets = client.embeddings.create(input=TEXTS, model=gateway.model, encoding_format="base64_int8")
-    bits = client.embeddings.create(input=TEXTS, model=gateway.model, encoding_format="base64_binary")
-    lone = client.contextualized_embeddings.create(input=[[text] for text in TEXTS], model=gateway.model)
+    octets = client.embeddings.create(input=TEXTS, model=MODEL, encoding_format="base64_int8")
+    bits = client.embeddings.create(input=TEXTS, model=MODEL, encoding_format="base64_binary")
+    lone = client.contextualized_embeddings.create(input=[[text] for text in TEXTS], model=CONTEXT)
 
     for item, packed, document in zip(octets.data, bits.data, lone.data, strict=True):
         vector = numbers(item.embedding)
@@ -59,10 +61,10 @@ def test_texts_have_bytes_and_bits(gateway: Gateway) -> None:
 
 def test_errors_are_the_clients_own(gateway: Gateway) -> None:
     with pytest.raises(perplexity.BadRequestError, match="no chunk, or an empty one"):
-        connect(gateway).contextualized_embeddings.create(input=[["a", ""]], model=gateway.model)
+        connect(gateway).contextualized_embeddings.create(input=[["a", ""]], model=CONTEXT)
     with pytest.raises(perplexity.BadRequestError, match="maximum context length is 256"):
-        connect(gateway).contextualized_embeddings.create(input=[["w " * 300]], model=gateway.model)
+        connect(gateway).contextualized_embeddings.create(input=[["w " * 300]], model=CONTEXT)
     with pytest.raises(perplexity.AuthenticationError):
-        connect(gateway, "wrong").embeddings.create(input=TEXTS, model=gateway.model)
+        connect(gateway, "wrong").embeddings.create(input=TEXTS, model=MODEL)
     with pytest.raises(perplexity.NotFoundError):
-        connect(gateway).embeddings.create(input=TEXTS, model="nowhere")
+        connect(gateway).embeddings.create(input=TEXTS, model="pplx-embed-v1-4b")
