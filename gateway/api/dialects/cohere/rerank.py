@@ -347,8 +347,10 @@ async def _serve_v1(request: Request[Any], documents: Documents) -> HttpReply:
         usage = {"total_tokens": reply.tokens}
         body = {"object": "list", "data": results, "model": served.route.model, "usage": usage}
         return request.reply(served, body)
-    # Images are large: without a word from the caller they are not sent back.
-    if data.return_documents or (data.return_documents is None and isinstance(call.work, Rerank)):
+    if data.return_documents is None:
+        # Images are large: without a word from the caller they are not sent back.
+        shown = [{"text": document["text"]} if "text" in document else {} for document in shown]
+    if data.return_documents is not False:
         results = with_documents(results, shown)
     body = {
         "id": data.request_id or request.context.request_id,
