@@ -46,7 +46,7 @@ from gateway.api.wire.media import (
     parts_of_messages,
 )
 from gateway.api.wire.replies import vector_objects, with_dimensions
-from gateway.api.wire.vllm import check_metadata, reply_packed
+from gateway.api.wire.vllm import check_metadata, reply_head, reply_packed
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.media.sources import PictureSource, SoundSource, SourcePart
@@ -156,17 +156,23 @@ class CachedTokens(msgspec.Struct):
 class OpenAIEmbeddingsUsage(msgspec.Struct):
     """Tokens after truncation, with special tokens and the prompt.
 
-    prompt_tokens_details: only if the model has a cache.
+    completion_tokens: 0, which clients of chat APIs require. prompt_tokens_details: only if the model has a
+    cache.
     """
 
     prompt_tokens: int
     total_tokens: int
+    completion_tokens: int = 0
     prompt_tokens_details: CachedTokens | msgspec.UnsetType = msgspec.UNSET
 
 
 class OpenAIEmbeddingsResponse(msgspec.Struct):
-    """Vectors of length 1, in the order of the inputs. With `return_multivector` as /v1/multi-vector."""
+    """Vectors of length 1, in the order of the inputs. With `return_multivector` as /v1/multi-vector.
 
+    id: of the request, which Mistral's clients require.
+    """
+
+    id: str
     data: list[OpenAIEmbeddingItem]
     model: str
     usage: OpenAIEmbeddingsUsage
@@ -176,6 +182,7 @@ class OpenAIEmbeddingsResponse(msgspec.Struct):
 class MultiVectorResponse(msgspec.Struct):
     """One vector for each token of an input, in the order of the inputs."""
 
+    id: str
     data: list[MultiVectorItem]
     model: str
     usage: OpenAIEmbeddingsUsage
@@ -476,7 +483,9 @@ async def _serve(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
     if dimensions and isinstance(reply, EncodeReply):
         reply = with_dimensions(reply, dimensions)
     cached_tokens = None if served.cache is None else served.cache.tokens
-    return request.reply_bytes(served, encode_embeddings(reply, served.route.model, encoding, cached_tokens))
+    reply_id: str = reply_head("embd", context, data.request_id)["id"]
+    encoded = encode_embeddings(reply, served.route.model, encoding, cached_tokens, reply_id=reply_id)
+    return request.reply_bytes(served, encoded)
 
 
 def _check_arrow(data: OpenAIEmbeddingsRequest, encoding: Encoding) -> None:
@@ -495,6 +504,8 @@ def encode_embeddings(
     model: str,
     encoding: Encoding,
     cached_tokens: int | None = None,
+    *,
+    reply_id: str,
 ) -> bytes:
     """Encode the reply. model: the name that the caller used. cached_tokens: None without a cache."""
     if isinstance(reply, EncodeReply):
@@ -503,10 +514,14 @@ def encode_embeddings(
         items = _documents(reply, encoding)
     else:
         items = vector_objects(reply.vectors, encoding)
-    usage: dict[str, Any] = {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens}
+    usage: dict[str, Any] = {
+        "prompt_tokens": reply.tokens,
+        "total_tokens": reply.tokens,
+        "completion_tokens": 0,
+    }
     if cached_tokens is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
-    return json_bytes({"object": "list", "data": items, "model": model, "usage": usage})
+    return json_bytes({"id": reply_id, "object": "list", "data": items, "model": model, "usage": usage})
 
 
 def _documents(reply: EmbedChunksReply, encoding: Encoding) -> list[dict[str, Any]]:
