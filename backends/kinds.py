@@ -5,14 +5,14 @@ from typing import Protocol, cast
 
 from backends.contract import Backend, BackendKind, ReplicaSpec, ServerKind
 from backends.infinity.kind import INFINITY
-from backends.openai.kind import COHERE, JINA, OPENAI, VOYAGE
+from backends.openai.kind import COHERE, JINA, OPENAI, PERPLEXITY, VOYAGE
 from backends.tei.kind import TEI
 from backends.torch.kind import ENGINE
 from backends.vllm.kind import VLLM
 
 # In the order in which a server is recognized: others answer some of OpenAI's paths, too.
 KINDS: dict[BackendKind, ServerKind] = {
-    kind.name: kind for kind in (TEI, VLLM, INFINITY, OPENAI, COHERE, JINA, VOYAGE, ENGINE)
+    kind.name: kind for kind in (TEI, VLLM, INFINITY, OPENAI, COHERE, JINA, VOYAGE, PERPLEXITY, ENGINE)
 }
 
 

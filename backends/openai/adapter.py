@@ -12,6 +12,8 @@ from backends.contract import (
     Capabilities,
     Detokenize,
     Embed,
+    EmbedChunks,
+    EmbedChunksReply,
     EmbedParts,
     EmbedReply,
     Operation,
@@ -41,6 +43,7 @@ from backends.http.client import IDLE_S, SHORT_IDLE_S, UpstreamClient, countdown
 from backends.http.offers import check_numbers
 from backends.http.replies import check_reported_cuts, score_by_query
 from backends.openai.api import OpenAIApi, OpenAIProfile, decode, decode_rerank, failure, without_base64
+from backends.openai.chunks import embed_chunks
 from backends.openai.media import embed_media
 from backends.openai.probe import ModelProbe
 from backends.openai.shapes import DEFAULT_TYPE, ApiShape, Treatments, origin_of
@@ -65,6 +68,7 @@ def capabilities(profile: OpenAIProfile, counter: TokenCounter | None, shape: Ap
         outputs=frozenset({Output.DENSE} if profile.embeds else ()),
         typed_inputs=bool(types),
         metered=shape.metered,
+        late_chunking=profile.embeds and shape.chunks is not None,
         notes=profile.notes if profile.scores is None else (*profile.notes, f"scores: {profile.scores}"),
     )
 
@@ -106,6 +110,7 @@ class OpenAIBackend(HttpBackend):
         self._handlers: dict[type, Callable[[Any, OpenAIProfile, float], Awaitable[Reply]]] = {
             Embed: self._embed,
             EmbedParts: self._embed_parts,
+            EmbedChunks: self._embed_chunks,
             Rerank: self._rerank,
             Score: self._score,
             Tokenize: self._run_tokenizer,
@@ -166,10 +171,15 @@ class OpenAIBackend(HttpBackend):
         if response.status != 200:
             raise failure(response)
         check_reported_cuts(work, response)
-        return decode(work, response, profile, count, typed=self._api.shape.typed_reply)
+        return decode(work, response, profile, count, self._api.shape)
 
     async def _embed_parts(self, work: EmbedParts, profile: OpenAIProfile, timeout_s: float) -> EmbedReply:
         return await embed_media(self._api, work, profile, timeout_s)
+
+    async def _embed_chunks(
+        self, work: EmbedChunks, profile: OpenAIProfile, timeout_s: float
+    ) -> EmbedChunksReply:
+        return await embed_chunks(self._api, work, profile, timeout_s)
 
     async def _rerank(self, work: Rerank, profile: OpenAIProfile, timeout_s: float) -> RerankReply:
         remaining_s = countdown(timeout_s)

@@ -14,7 +14,7 @@ import numpy as np
 
 from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, ScoreKind, Vectors, Work
 from backends.contract.errors import BackendError, ReplicaFailed, UnsupportedWork, input_too_long
-from backends.contract.refusals import check_no_instruction, check_no_late_chunking
+from backends.contract.refusals import check_no_instruction
 from backends.contract.vectors import sigmoid
 from backends.http.answers import decode_json
 from backends.http.client import UpstreamClient, UpstreamResponse
@@ -23,6 +23,7 @@ from backends.http.openai_wire import (
     ApiMeta,
     TokenCounts,
     context_length_in,
+    decode_documents,
     decode_embeddings,
     decode_typed_embeddings,
     error_of,
@@ -68,7 +69,6 @@ def encode(work: Embed, profile: OpenAIProfile, shape: ApiShape = OPENAI, extra:
 
     Raises: UnsupportedWork, InvalidWork.
     """
-    check_no_late_chunking(work)
     if not work.normalize:
         raise UnsupportedWork("this upstream's wire has no vectors that are not normalized")
     check_dimensions(work, profile.width)
@@ -81,6 +81,8 @@ def encode(work: Embed, profile: OpenAIProfile, shape: ApiShape = OPENAI, extra:
 
 def _written(work: Embed, shape: ApiShape) -> Sequence[Any]:
     """Return the texts as the API takes them."""
+    if shape.chunks == "lists":
+        return [[text] for text in work.inputs]
     if shape.media != "content":
         return work.inputs
     return [{"content": [{"type": "text", "text": text}]} for text in work.inputs]
@@ -110,17 +112,15 @@ def decode(
     response: UpstreamResponse,
     profile: OpenAIProfile,
     count: TokenCount | None,
-    *,
-    typed: bool = False,
+    shape: ApiShape = OPENAI,
 ) -> EmbedReply:
     """Decode the reply in a response of status 200.
 
-    count: from the model's tokenizer, if available here. typed: as `ApiShape.typed_reply`.
+    count: from the model's tokenizer, if available here.
 
     Raises: ReplicaFailed if the response does not belong to this work.
     """
-    decode_body = decode_typed_embeddings if typed else decode_embeddings
-    vectors, tokens = decode_body(response.body, len(work.inputs))
+    vectors, tokens = decode_vectors(response.body, len(work.inputs), shape)
     if count is not None:
         return EmbedReply(fit_vectors(vectors, work), count.tokens, count.truncated)
     if tokens is None:
@@ -128,6 +128,18 @@ def decode(
     check_tokens(tokens, len(work.inputs), profile.max_tokens)
     cut = truncated_inputs(work, tokens, profile.max_tokens)
     return EmbedReply(fit_vectors(vectors, work), tokens, cut)
+
+
+def decode_vectors(body: bytes, expected: int, shape: ApiShape) -> tuple[Vectors, int | None]:
+    """Decode the vectors of a body in input order, (expected, dim) float32, and the tokens, if reported.
+
+    Raises: ReplicaFailed, if the body does not contain `expected` vectors.
+    """
+    if shape.chunks == "lists":
+        return decode_documents(body, [1] * expected, shape.dtype)
+    if shape.typed_reply:
+        return decode_typed_embeddings(body, expected)
+    return decode_embeddings(body, expected, shape.dtype)
 
 
 # --- rerank API of Cohere, Jina and Voyage. Every score is requested, because a call may be cut into several

@@ -9,13 +9,14 @@ from backends.contract import REMOTE_KEYS, Ask, LiteLLMProvider, ServerKind, lis
 
 ADAPTER = "backends.openai.adapter"
 # Any server of OpenAI's API, and hosted APIs that differ in details.
-ApiKind: TypeAlias = Literal["openai", "cohere", "jina", "voyage"]
+ApiKind: TypeAlias = Literal["openai", "cohere", "jina", "voyage", "perplexity"]
 # Base URLs of the providers; servers of OpenAI's own API are run by many.
 API_ADDRESSES: dict[ApiKind, str | None] = {
     "openai": None,
     "cohere": "https://api.cohere.com/v2",
     "jina": "https://api.jina.ai/v1",
     "voyage": "https://api.voyageai.com/v1",
+    "perplexity": "https://api.perplexity.ai/v1",
 }
 API_KEYS = REMOTE_KEYS | {"embeddings", "rerank", "input_type", "extra_body", "task"}
 # Kind, LiteLLM's name of it, and the variable from which LiteLLM takes its key.
@@ -23,6 +24,7 @@ HOSTED: tuple[tuple[ApiKind, str, str], ...] = (
     ("cohere", "cohere", "COHERE_API_KEY"),
     ("jina", "jina_ai", "JINA_AI_API_KEY"),
     ("voyage", "voyage", "VOYAGE_API_KEY"),
+    ("perplexity", "perplexity", "PERPLEXITYAI_API_KEY"),
 )
 
 
@@ -65,7 +67,7 @@ OPENAI = ServerKind(
     },
     keys=API_KEYS,
 )
-COHERE, JINA, VOYAGE = (
+COHERE, JINA, VOYAGE, PERPLEXITY = (
     ServerKind(
         kind,
         ADAPTER,

@@ -1,7 +1,8 @@
 """Differences between OpenAI's embeddings API and its relatives, as data. Pure.
 
-Source: OpenAI OpenAPI document 2.3.0; the API references of Cohere (v2), Jina and Voyage. A shape contains
-only what differs in requests and vectors; errors, scores and token counts are read in any of their forms.
+Source: OpenAI OpenAPI document 2.3.0; the API references of Cohere (v2), Jina and Voyage; perplexityai 0.36.
+A shape contains only what differs in requests and vectors; errors, scores and token counts are read in any of
+their forms.
 """
 
 from collections.abc import Mapping
@@ -32,8 +33,10 @@ class ApiShape(msgspec.Struct, frozen=True):
     for each treatment of inputs that are too long; empty if the API has no such field, otherwise a missing
     treatment is not offered. rerank_fields: constant fields of a rerank. metered: every request costs money,
     so that few probes are sent. media: form of inputs with images, None without them: `objects` (Jina),
-    `cohere`, or `content` (Voyage), which texts have, too. embed_inputs, rerank_inputs: the most inputs of
-    one request.
+    `cohere`, or `content` (Voyage), which texts have, too. chunks: form of documents whose chunks are
+    embedded in their context, None without them: `lists` of chunks, which texts have, too, or Jina's `field`,
+    with a request for each document. dtype: of numbers in base64. embed_inputs, rerank_inputs: the most
+    inputs of one request.
     """
 
     version: str = "OpenAI API"
@@ -52,6 +55,8 @@ class ApiShape(msgspec.Struct, frozen=True):
     rerank_fields: Fields = NO_FIELDS
     metered: bool = False
     media: Literal["objects", "cohere", "content"] | None = None
+    chunks: Literal["lists", "field"] | None = None
+    dtype: Literal["<f4", "i1"] = "<f4"
     embed_inputs: int | None = None
     rerank_inputs: int | None = None
 
@@ -125,17 +130,30 @@ SHAPES: dict[ApiKind, ApiShape] = {
         embed_inputs=1000,
         rerank_inputs=1000,
     ),
+    "perplexity": ApiShape(
+        version="Perplexity API",
+        # It has no numbers in JSON.
+        numbers={"encoding_format": "base64_int8"},
+        dtype="i1",
+        metered=True,
+        embed_inputs=512,
+    ),
 }
 
 
 # Voyage's models with images have a path and a form of inputs of their own, also for texts.
 VOYAGE_MULTIMODAL = "voyage-multimodal"
+# So have those that embed chunks in their context. They have no field for inputs that are too long.
+VOYAGE_CONTEXT = "voyage-context"
+PERPLEXITY_CONTEXT = "pplx-embed-context"
+# Jina's models that take `late_chunking`.
+JINA_LATE_CHUNKING = frozenset({"jina-embeddings-v3", "jina-embeddings-v4"})
 
 
 def shape_of(settings: ApiSettings, model: str | None = None) -> ApiShape:
     """Return the shape of a kind with the settings of an upstream in place of its own. model: its name."""
-    shape = SHAPES[settings.kind]
-    if settings.kind == "voyage" and model is not None and model.startswith(VOYAGE_MULTIMODAL):
+    shape, name = SHAPES[settings.kind], model or ""
+    if settings.kind == "voyage" and name.startswith(VOYAGE_MULTIMODAL):
         shape = msgspec.structs.replace(
             shape,
             embeddings="multimodalembeddings",
@@ -144,6 +162,19 @@ def shape_of(settings: ApiSettings, model: str | None = None) -> ApiShape:
             base64={"output_encoding": "base64"},
             media="content",
         )
+    if settings.kind == "voyage" and name.startswith(VOYAGE_CONTEXT):
+        shape = msgspec.structs.replace(
+            shape,
+            embeddings="contextualizedembeddings",
+            rerank=None,
+            inputs="inputs",
+            truncation={},
+            chunks="lists",
+        )
+    if settings.kind == "perplexity" and name.startswith(PERPLEXITY_CONTEXT):
+        shape = msgspec.structs.replace(shape, embeddings="contextualizedembeddings", chunks="lists")
+    if settings.kind == "jina" and name in JINA_LATE_CHUNKING:
+        shape = msgspec.structs.replace(shape, chunks="field")
     types = shape.input_type if settings.input_type is None else settings.input_type
     return msgspec.structs.replace(
         shape,

@@ -48,6 +48,7 @@ KEY_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 OPERATION_SEGMENTS = frozenset(
     {
         "classify",
+        "contextualizedembeddings",
         "decode",
         "detokenize",
         "embed",

@@ -108,6 +108,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/ranking": nim.RankingRequest,
     "/v1/retrieval/{name}/reranking": nim.RankingRequest,
     "/v1/multimodalembeddings": voyage.MultimodalRequest,
+    "/v1/contextualizedembeddings": voyage.ContextualizedRequest,
+    "/contextualizedembeddings": voyage.ContextualizedRequest,
     "/v1beta/models/{name}:batchEmbedContents": gemini.BatchEmbedContentsRequest,
 }
 WITHOUT_BODY = [

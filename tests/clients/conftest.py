@@ -50,6 +50,9 @@ models:
   # Names that LlamaIndex's classes require before they send images.
   embed-v4.0: {{upstream: clip}}
   voyage-multimodal-3: {{upstream: clip}}
+  # Names that Perplexity's client requires.
+  pplx-embed-v1-0.6b: {{upstream: minilm}}
+  pplx-embed-context-v1-0.6b: {{upstream: minilm}}
 batches: {{dir: {batches}}}
 defaults: {{embed: all-minilm-l6-v2, rerank: all-minilm-l6-v2}}
 tenants:

@@ -6,7 +6,7 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from tests.clients.conftest import Gateway
+from tests.clients.conftest import Gateway, Pictures
 
 TEXTS = ["a car", "an apple", "the sea"]
 DIMENSIONS = 384
@@ -83,3 +83,25 @@ def test_counts_tokens(gateway: Gateway) -> None:
 
     assert 12 == client.models.count_tokens(model=gateway.model, contents=contents).total_tokens
     assert 4 == client.models.count_tokens(model=gateway.model, contents=TEXTS[0]).total_tokens
+
+
+def test_parts_of_one_content_have_one_vector(gateway: Gateway) -> None:
+    client = client_of(gateway)
+    content = types.Content(parts=[types.Part(text=text) for text in TEXTS])
+    (embedding,) = client.models.embed_content(model=gateway.model, contents=content).embeddings
+    joined = client.models.embed_content(model=gateway.model, contents="\n".join(TEXTS)).embeddings[0]
+
+    assert embedding.values == pytest.approx(joined.values, abs=1e-6)
+
+
+def test_pictures_have_the_vectors_of_the_model(gateway: Gateway, pictures: Pictures) -> None:
+    client = client_of(gateway)
+    parts = [types.Part.from_bytes(data=file.read_bytes(), mime_type="image/png") for file in pictures.files]
+    contents = [types.Content(parts=[part]) for part in parts]
+    reply = client.models.embed_content(model=gateway.clip, contents=contents)
+
+    pictures.assert_equal([item.values for item in reply.embeddings])
+    # This model reads one text or one picture; the refusal says so.
+    both = types.Content(parts=[types.Part(text="a car"), parts[0]])
+    with pytest.raises(errors.ClientError, match="one text or one picture"):
+        client.models.embed_content(model=gateway.clip, contents=both)

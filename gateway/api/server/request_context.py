@@ -206,7 +206,7 @@ class RequestContext:
         Raises: InvalidInput.
         """
         self.timeline.lap("parse")
-        self.inputs = len(call.work.inputs)
+        self.inputs = call.work.counted_inputs
         is_bulk = b"x-priority" in self.by_name and self.is_bulk()
         self.yields = is_bulk or call.bulk or tenant.priority == "bulk"
         return is_bulk

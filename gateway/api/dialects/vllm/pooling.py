@@ -109,12 +109,11 @@ async def _media_work(data: PoolingRequest, operation: Operation, fetch: Fetch) 
         raise InvalidInput(
             "vectors of images are normalized: leave out `use_activation`", param="use_activation"
         )
-    check_metadata(data.encoding_format, 1)
-    data.check_no_special_tokens()
     options = VectorOptions(normalize=not data.is_raw(), multivector=is_late)
-    parts = parts_of_messages(data.messages or [])
-    work = await embed_parts([parts], "messages", options, fetch)
-    return msgspec.structs.replace(work, chat=data.chat())
+    inputs, turns = parts_of_messages(data.messages or [])
+    check_metadata(data.encoding_format, len(inputs))
+    work = await embed_parts(inputs, "messages", options, fetch, turns)
+    return msgspec.structs.replace(work, chat=data.chat(), special_tokens=bool(data.add_special_tokens))
 
 
 def task_of(capabilities: Capabilities | None) -> str:
