@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from backends.contract import REMOTE_KEYS, Ask, LiteLLMProvider, ServerKind, listed_models
+from backends.contract import REMOTE_KEYS, VENDOR_KEYS, Ask, LiteLLMProvider, ServerKind, listed_models
 
 ADAPTER = "backends.openai.adapter"
 # Any server of OpenAI's API, and hosted APIs that differ in details.
@@ -17,7 +17,7 @@ API_ADDRESSES: dict[ApiKind, str | None] = {
     "jina": "https://api.jina.ai/v1",
     "voyage": "https://api.voyageai.com/v1",
 }
-API_KEYS = REMOTE_KEYS | {"embeddings", "rerank", "input_type", "extra_body", "task"}
+API_KEYS = frozenset({"embeddings", "rerank", "input_type", "extra_body", "task"})
 # Kind, LiteLLM's name of it, and the variable from which LiteLLM takes its key.
 HOSTED: tuple[tuple[ApiKind, str, str], ...] = (
     ("cohere", "cohere", "COHERE_API_KEY"),
@@ -63,15 +63,16 @@ OPENAI = ServerKind(
             ("lm_studio", "litellm_proxy", "openai_like", "llamafile", "xinference"), LiteLLMProvider()
         ),
     },
-    keys=API_KEYS,
+    keys=REMOTE_KEYS | VENDOR_KEYS | API_KEYS,
 )
 COHERE, JINA, VOYAGE = (
     ServerKind(
         kind,
         ADAPTER,
         API_ADDRESSES[kind],
+        is_vendor=True,
         litellm={provider: LiteLLMProvider(key_variable=variable)},
-        keys=API_KEYS,
+        keys=VENDOR_KEYS | API_KEYS,
     )
     for kind, provider, variable in HOSTED
 )

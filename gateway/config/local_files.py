@@ -30,6 +30,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "otlp": ("opentelemetry.exporter.otlp.proto.http",),
     "grpc": ("grpc", "grpc_health", "grpc_reflection"),
     "oidc": ("jwt", "cryptography"),
+    "egress": ("h2", "socksio"),
 }
 # Keys of TLS settings, of callers and of upstreams, that name files.
 TLS_FILES = ("certificate", "private_key", "client_ca", "ca")

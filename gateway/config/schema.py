@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from backends.contract import BackendKind, TokenizerSettings
+from backends.contract import BackendKind, KindSettings, TokenizerSettings
 from backends.kinds import KINDS
 from backends.openai.kind import API_ADDRESSES, ApiSettings
 from backends.recipe.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
@@ -199,6 +199,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     input_type: dict[InputRole, str] | None = None
     extra_body: dict[str, Any] = {}
     tls: UpstreamTls = UpstreamTls()
+    proxy: str | None = None
     tokenizer: str | None = None
     token_encoding: str | None = None
     add_bos_token: bool | None = None
@@ -233,8 +234,22 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Fill in the base URL of a hosted API, so that every reader finds it among the replicas."""
-        if not self.replicas and (api := self.api) is not None and (address := API_ADDRESSES[api.kind]):
+        if not self.replicas and (address := self._own_address):
             msgspec.structs.force_setattr(self, "replicas", (address,))
+
+    @property
+    def _own_address(self) -> str | None:
+        """Base URL of a hosted API, if its kind has one or its settings imply it."""
+        settings = self.kind_settings
+        return (settings and settings.address()) or KINDS[self.backend].address
+
+    @property
+    def kind_settings(self) -> KindSettings | None:
+        """The section of its kind of server; the defaults if there is none, None if the kind has no such."""
+        kind = KINDS[self.backend]
+        if kind.settings is None:
+            return None
+        return getattr(self, kind.name) or kind.settings()
 
     @property
     def api(self) -> ApiSettings | None:

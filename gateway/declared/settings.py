@@ -93,8 +93,9 @@ def redact(written: Any) -> Any:
     if isinstance(shown.get("replicas"), list):
         # A URL with a password is rejected when it is read, but it is stored as written.
         shown["replicas"] = [shown_url(str(url)) for url in shown["replicas"]]
-    if "api_key" in shown:
-        shown["api_key"] = _redact_value(shown["api_key"])
+    for key in ("api_key", "proxy"):
+        if key in shown:
+            shown[key] = _redact_value(shown[key])
     if "headers" in shown:
         headers = shown["headers"]
         shown["headers"] = (
@@ -192,6 +193,10 @@ def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
     for index, url in enumerate(upstream.replicas):
         if "@" not in url and not BASE_URL.fullmatch(url):
             yield Problem(f"{path}.replicas[{index}]", "not a base URL in plain letters, http://host:port")
+    if upstream.proxy is not None:
+        yield Problem(
+            f"{path}.proxy", "leads requests elsewhere, which router.yaml and HTTPS_PROXY alone may"
+        )
     if upstream.revision is not None and not REVISION.fullmatch(upstream.revision):
         yield Problem(f"{path}.revision", "not the name of a revision")
     if upstream.trust_remote_code:

@@ -245,7 +245,8 @@ def create_replica(settings: UpstreamSettings, place: ReplicaAddress, opener: Re
         tls,
         _tokenizer_source(settings),
         place.ip,
-        settings=settings.api,
+        settings=settings.api or settings.kind_settings,
+        proxy=settings.proxy,
     )
     fixed = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_local else None)
     start = KINDS[settings.backend].window or SIZE_START
@@ -261,7 +262,7 @@ def server_of(backend: BackendKind, address: str) -> UpstreamServer:
         return UpstreamServer(backend, socket_and_base(address)[0])
     parts = urlsplit(address)
     host = parts.hostname or ""
-    provider: str = backend
+    provider = KINDS[backend].provider or backend
     if backend == "openai":
         provider = next((name for end, name in HOSTED_PROVIDERS.items() if host.endswith(end)), backend)
     return UpstreamServer(provider, host, parts.port or DEFAULT_PORTS.get(parts.scheme))
