@@ -10,7 +10,7 @@ from backends.bedrock.rerank import AGENT, next_page
 from backends.bedrock.signing import AwsAuthorizer, check_installed
 from backends.contract import ReplicaSpec, Rerank, TokenizerSource
 from backends.contract.errors import ReplicaFailed
-from backends.hosted.adapter import HostedBackend
+from backends.hosted.adapter import HostedBackend, OpenClient
 from backends.hosted.models import Body, HostedModel
 from backends.http.client import UpstreamClient, UpstreamResponse, countdown
 from backends.http.egress import open_egress
@@ -55,7 +55,7 @@ class BedrockBackend(HostedBackend):
         return msgspec.structs.replace(response, body=msgspec.json.encode({"results": results}))
 
 
-def open_replica(spec: ReplicaSpec) -> BedrockBackend:
+def open_replica(spec: ReplicaSpec, open_client: OpenClient = open_egress) -> BedrockBackend:
     """Return a client of the model at the spec's base URL.
 
     Raises: ModelUnavailable, without botocore; ReplicaFailed, if the model or its region is not known.
@@ -71,7 +71,7 @@ def open_replica(spec: ReplicaSpec) -> BedrockBackend:
         # The address of a region is that of its runtime.
         spec = msgspec.structs.replace(spec, address=spec.address.replace(f"//{HOST}.", f"//{AGENT_HOST}."))
     authorizer = AwsAuthorizer(region, settings.profile, takes_keys=not is_agent)
-    return BedrockBackend(open_egress(spec, authorizer), model, spec.tokenizer, authorizer)
+    return BedrockBackend(open_client(spec, authorizer), model, spec.tokenizer, authorizer)
 
 
 def region_of(address: str) -> str | None:

@@ -18,7 +18,6 @@ from backends.hosted.models import (
     Request,
     Rows,
     every_place,
-    one_each,
     vectors_of,
 )
 from backends.http.answers import decode_json
@@ -45,35 +44,31 @@ class TitanReply(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def _titan(work: Embed, model: HostedModel) -> list[Request]:
-    return one_each(model.path, [{"inputText": text} for text in work.inputs])
+    (text,) = work.inputs
+    return [Request(model.path, {"inputText": text}, (0,))]
 
 
 def _titan_v2(work: Embed, model: HostedModel) -> list[Request]:
-    width = model.width_of(work)
-    options = {"normalize": work.normalize} | ({} if width is None else {"dimensions": width})
-    return one_each(model.path, [{"inputText": text, **options} for text in work.inputs])
+    (text,), width = work.inputs, model.width_of(work)
+    body: Body = {"inputText": text, "normalize": work.normalize}
+    return [Request(model.path, body if width is None else body | {"dimensions": width}, (0,))]
 
 
 def _titan_image(work: Embed | EmbedParts, model: HostedModel) -> list[Request]:
-    width = model.width_of(work)
-    config = {} if width is None else {"embeddingConfig": {"outputEmbeddingLength": width}}
-    inputs = [parts if isinstance(parts, tuple) else (parts,) for parts in work.inputs]
-    return one_each(model.path, [_titan_parts(parts, i) | config for i, parts in enumerate(inputs)])
+    (item,), width = work.inputs, model.width_of(work)
+    body = _titan_parts(item if isinstance(item, tuple) else (item,))
+    if width is not None:
+        body["embeddingConfig"] = {"outputEmbeddingLength": width}
+    return [Request(model.path, body, (0,))]
 
 
-def _titan_parts(parts: Sequence[Part], index: int) -> Body:
+def _titan_parts(parts: Sequence[Part]) -> Body:
     """Return the fields of one input. Raises: InvalidWork."""
-    fields = {
-        "inputText" if isinstance(part, str) else "inputImage": part
-        if isinstance(part, str)
-        else base64_of(part)
-        for part in parts
-    }
+    fields: Body = {}
+    for part in parts:
+        fields |= {"inputText": part} if isinstance(part, str) else {"inputImage": base64_of(part)}
     if len(fields) < len(parts):
-        raise InvalidWork(
-            f"this upstream has a vector for one text, one image or both; input {index} is more",
-            input_index=index,
-        )
+        raise InvalidWork("this upstream has a vector for one text, one image or both", input_index=0)
     return fields
 
 
@@ -114,36 +109,30 @@ class NovaReply(msgspec.Struct, frozen=True):
 
 
 def _nova(work: Embed | EmbedParts, model: HostedModel) -> list[Request]:
-    common = {
+    (item,) = work.inputs
+    parts = item if isinstance(item, tuple) else (item,)
+    if len(parts) != 1:
+        raise InvalidWork("this upstream has a vector for one text, image or recording", input_index=0)
+    params = {
         "embeddingPurpose": model.type_of(work),
         "embeddingDimension": model.width_of(work) or NOVA_WIDTHS[-1],
+        **_nova_part(parts[0], work.truncate),
     }
-    bodies = []
-    for index, item in enumerate(work.inputs):
-        parts = item if isinstance(item, tuple) else (item,)
-        if len(parts) != 1:
-            raise InvalidWork(
-                f"this upstream has a vector for one text, image or recording; input {index} is more",
-                input_index=index,
-            )
-        content = _nova_part(parts[0], work.truncate, index)
-        bodies.append({"taskType": "SINGLE_EMBEDDING", "singleEmbeddingParams": common | content})
-    return one_each(model.path, bodies)
+    body = {"taskType": "SINGLE_EMBEDDING", "singleEmbeddingParams": params}
+    return [Request(model.path, body, (0,))]
 
 
-def _nova_part(part: Part, truncate: Truncate, index: int) -> Body:
-    """Return the content of one input. Raises: InvalidWork."""
+def _nova_part(part: Part, truncate: Truncate) -> Body:
+    """Return the content of an input. Raises: InvalidWork."""
     if isinstance(part, str):
         return {"text": {"truncationMode": NOVA_CUTS[truncate], "value": part}}
     form = NOVA_FORMATS.get(part.media_type)
     if form is None:
-        raise InvalidWork(f"this upstream does not read {part.media_type}", input_index=index)
-    source = {"format": form, "source": {"bytes": base64_of(part)}}
-    return (
-        {"audio": source}
-        if isinstance(part, Audio)
-        else {"image": {"detailLevel": "STANDARD_IMAGE", **source}}
-    )
+        raise InvalidWork(f"this upstream does not read {part.media_type}", input_index=0)
+    source: Body = {"format": form, "source": {"bytes": base64_of(part)}}
+    if isinstance(part, Audio):
+        return {"audio": source}
+    return {"image": {"detailLevel": "STANDARD_IMAGE", **source}}
 
 
 def _decode_nova(response: UpstreamResponse, expected: int) -> Rows:

@@ -38,5 +38,5 @@ BEDROCK = ServerKind(
     settings=BedrockSettings,
     provider="aws.bedrock",
     litellm={"bedrock": LiteLLMProvider()},
-    keys=VENDOR_KEYS,
+    keys=VENDOR_KEYS | {"bedrock"},
 )

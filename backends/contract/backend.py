@@ -22,7 +22,20 @@ Reply: TypeAlias = EmbedReply | EncodeReply | RerankReply | ClassifyReply | Toke
 FREE_OPERATIONS: frozenset[Operation] = frozenset(work.kind for work in get_args(Work) if work.is_free)
 
 # Values of `upstreams.<name>.backend`. Each kind is listed in `backends.kinds`.
-BackendKind: TypeAlias = Literal["tei", "infinity", "vllm", "openai", "cohere", "jina", "voyage", "torch"]
+BackendKind: TypeAlias = Literal[
+    "tei",
+    "infinity",
+    "vllm",
+    "openai",
+    "cohere",
+    "jina",
+    "voyage",
+    "bedrock",
+    "gemini",
+    "vertex",
+    "huggingface",
+    "torch",
+]
 
 
 class TlsFiles(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.contract import Embed, EmbedParts, Part, Truncate, WorkInput
+from backends.contract import Embed, EmbedParts, Part, Truncate
 from backends.contract.errors import InvalidWork
 from backends.hosted.models import (
     Body,
@@ -17,7 +17,6 @@ from backends.hosted.models import (
     Request,
     Rows,
     every_place,
-    one_each,
     vectors_of,
 )
 from backends.http.answers import decode_json
@@ -87,9 +86,9 @@ class Predictions(msgspec.Struct, frozen=True):
     predictions: list[Prediction]
 
 
-def content_of(item: WorkInput, index: int) -> Body:
+def content_of(item: str | Sequence[Part], index: int) -> Body:
     """Return an input as one content, which has one vector for all its parts. Raises: InvalidWork."""
-    parts: Sequence[Part] = item if isinstance(item, tuple) else (item,)  # type: ignore[assignment]
+    parts = (item,) if isinstance(item, str) else item
     return {"parts": [_part(part, index) for part in parts]}
 
 
@@ -118,11 +117,10 @@ def _decode_batch(response: UpstreamResponse, expected: int) -> Rows:
 
 
 def _content(work: Embed | EmbedParts, model: HostedModel) -> list[Request]:
+    (item,) = work.inputs
     config = _task(work, model, "taskType") | {"autoTruncate": work.truncate is not Truncate.ERROR}
-    bodies = [
-        {"content": content_of(item, i), "embedContentConfig": config} for i, item in enumerate(work.inputs)
-    ]
-    return one_each(f"{model.path}:embedContent", bodies)
+    body = {"content": content_of(item, 0), "embedContentConfig": config}
+    return [Request(f"{model.path}:embedContent", body, (0,))]
 
 
 def _decode_content(response: UpstreamResponse, expected: int) -> Rows:

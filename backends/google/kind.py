@@ -43,7 +43,7 @@ GEMINI = ServerKind(
     is_vendor=True,
     settings=GeminiSettings,
     provider="gcp.gemini",
-    keys=VENDOR_KEYS,
+    keys=VENDOR_KEYS | {"gemini"},
 )
 VERTEX = ServerKind(
     "vertex",
@@ -51,5 +51,5 @@ VERTEX = ServerKind(
     is_vendor=True,
     settings=VertexSettings,
     provider="gcp.vertex_ai",
-    keys=VENDOR_KEYS,
+    keys=VENDOR_KEYS | {"vertex"},
 )

@@ -4,7 +4,8 @@ Every request costs money. Rule: a model is asked once for a vector, or for the 
 later descriptions repeat what was found without a request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from backends.contract import (
     EmbedReply,
     Operation,
     Output,
+    ReplicaSpec,
     Reply,
     Rerank,
     RerankReply,
@@ -43,7 +45,7 @@ from backends.contract.texts import surely_fits
 from backends.contract.vectors import shape_vectors
 from backends.hosted.models import DEFAULT_TYPE, Body, HostedModel, Request, Rows
 from backends.http.adapters import HttpBackend
-from backends.http.client import UpstreamClient, UpstreamResponse, countdown
+from backends.http.client import Authorizer, UpstreamClient, UpstreamResponse, countdown
 from backends.http.media import check_dense, check_media, check_no_template
 from backends.http.offers import check_numbers
 from backends.http.replies import (
@@ -62,6 +64,8 @@ from backends.tokens.tokenizer import TokenCount
 REQUESTS_IN_FLIGHT = 8
 # Bytes of UTF-8 that count as a token where neither the API nor a tokenizer counts them.
 BYTES_PER_TOKEN = 4
+# Returns the client of a replica, with the credentials of each request, if they are not in its headers.
+OpenClient: TypeAlias = Callable[[ReplicaSpec, Authorizer | None], UpstreamClient]
 PROBE = Embed(("a",))
 RERANK_PROBE = Rerank("how many people live in Berlin", ("Berlin has many people", "x", "a recipe for soup"))
 
@@ -247,7 +251,7 @@ class HostedBackend(HttpBackend):
         """Send the requests of a work and join their replies in its order. Raises: BackendError."""
         remaining_s, model = countdown(timeout_s), self._model
         route = model.routes[type(work)]
-        requests = route.encode(work, model)
+        requests = requests_of(work, model)
 
         async def send(request: Request) -> Rows:
             response = await self.post(request.path, request.body, len(request.places), remaining_s())
@@ -261,6 +265,23 @@ class HostedBackend(HttpBackend):
     async def post(self, path: str, body: Body, rows: int, timeout_s: float) -> UpstreamResponse:
         """Send one request; return the response of any status. Raises: BackendError."""
         return await self._http.post(path, msgspec.json.encode(body), timeout_s, rows=rows)
+
+
+def requests_of(work: Work, model: HostedModel) -> list[Request]:
+    """Return the requests of a work, each with as many inputs as the API takes. Raises: InvalidWork."""
+    encode, requests = model.routes[type(work)].encode, list[Request]()
+    count = len(work.inputs)
+    most = model.request_inputs or count
+    for start in range(0, count, most):
+        part = work if count <= most else work.part(start, min(start + most, count))
+        try:
+            found = encode(part, model)
+        except InvalidWork as error:
+            if error.input_index is not None:
+                error.input_index += start
+            raise
+        requests += [request._replace(places=[start + i for i in request.places]) for request in found]
+    return requests
 
 
 def _capabilities(model: HostedModel, width: int | None, counter: TokenCounter | None) -> Capabilities:

@@ -38,7 +38,8 @@ class Rows(NamedTuple):
 class HostedRoute(NamedTuple):
     """Requests and reply of one kind of work.
 
-    encode: returns the requests of a work. decode: reads the reply to one of them, with as many inputs.
+    encode: returns the requests of a work with at most `request_inputs` inputs. decode: reads the reply to
+    one of them, with as many inputs.
     """
 
     encode: Callable[[Any, "HostedModel"], list[Request]]
@@ -87,11 +88,6 @@ class HostedModel(msgspec.Struct, frozen=True):
 def every_place(work: Work) -> range:
     """Return the places of all inputs of a work."""
     return range(len(work.inputs))
-
-
-def one_each(path: str, bodies: Sequence[Body]) -> list[Request]:
-    """Return a request for each input, for APIs that take one. bodies: of the inputs, in their order."""
-    return [Request(path, body, (place,)) for place, body in enumerate(bodies)]
 
 
 def vectors_of(rows: Sequence[Sequence[float]], expected: int) -> Vectors:

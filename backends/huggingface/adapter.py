@@ -17,7 +17,7 @@ from backends.contract.errors import (
     ReplicaOverloaded,
     input_too_long,
 )
-from backends.hosted.adapter import HostedBackend
+from backends.hosted.adapter import HostedBackend, OpenClient
 from backends.hosted.models import Body, HostedModel, HostedRoute, Request, Rows, every_place, vectors_of
 from backends.http.answers import decode_json, words_of
 from backends.http.client import UpstreamResponse
@@ -112,7 +112,7 @@ EMBED = HostedRoute(_embed, _decode_embed)
 RERANK = HostedRoute(_rerank, _decode_rerank)
 
 
-def open_replica(spec: ReplicaSpec) -> HostedBackend:
+def open_replica(spec: ReplicaSpec, open_client: OpenClient = open_egress) -> HostedBackend:
     """Return a client of the model below the spec's base URL."""
     settings = spec.settings if isinstance(spec.settings, HuggingFaceSettings) else HuggingFaceSettings()
     name = spec.model or ""
@@ -126,4 +126,4 @@ def open_replica(spec: ReplicaSpec) -> HostedBackend:
         plain_vectors=True,
         raw_scores=True,
     )
-    return HostedBackend(open_egress(spec), model, spec.tokenizer)
+    return HostedBackend(open_client(spec, None), model, spec.tokenizer)

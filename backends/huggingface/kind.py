@@ -18,5 +18,5 @@ HUGGINGFACE = ServerKind(
     is_vendor=True,
     settings=HuggingFaceSettings,
     litellm={"huggingface": LiteLLMProvider(key_variable="HUGGINGFACE_API_KEY")},
-    keys=VENDOR_KEYS,
+    keys=VENDOR_KEYS | {"huggingface"},
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import botocore.session
+import httpx
 import numpy as np
 import pytest
 from botocore.parsers import create_parser
@@ -43,7 +44,7 @@ from backends.contract.errors import (
     UnsupportedWork,
 )
 from backends.http.client import UpstreamResponse
-from backends.kinds import open_replica
+from tests.conftest import remote_backend
 from tests.fakes.bedrock import (
     ACCESS_KEY,
     REGION,
@@ -55,7 +56,6 @@ from tests.fakes.bedrock import (
     wide_vector,
 )
 from tests.fakes.tei import score_of
-from tests.fakes.threaded import serve_in_thread
 from tests.pictures import encoded, noise
 
 TITAN = "amazon.titan-embed-text-v2:0"
@@ -97,10 +97,11 @@ async def opened(environment: pytest.MonkeyPatch) -> AsyncIterator[Opens]:
         def open_model(model: str, key: str | None = None, **settings: Any) -> tuple[Backend, FakeBedrock]:
             server = FakeBedrock(model)
             server.api_key = "a-bedrock-key"
-            url = stack.enter_context(serve_in_thread(server))
             headers = {} if key is None else {"authorization": f"Bearer {key}"}
-            spec = ReplicaSpec(url, model, headers, settings=BedrockSettings(region=REGION, **settings))
-            backend = open_replica("bedrock", spec)
+            spec = ReplicaSpec(
+                "http://api", model, headers, settings=BedrockSettings(region=REGION, **settings)
+            )
+            backend = remote_backend("bedrock", spec, httpx.ASGITransport(server))
             stack.push_async_callback(backend.aclose)
             return backend, server
 
@@ -268,7 +269,7 @@ async def test_pictures_reach_each_family_in_its_form(opened: Opens) -> None:
         (TITAN_1, Embed(("a",), normalize=False), UnsupportedWork, "not normalized"),
         (TITAN_1, EmbedParts(((PICTURE,),)), UnsupportedWork, "neither images nor sound"),
         (TITAN_IMAGE, Embed(("a",), dimensions=300), InvalidWork, "256, 384, 1024"),
-        (TITAN_IMAGE, EmbedParts((("a", "b"),)), InvalidWork, "input 0 is more"),
+        (TITAN_IMAGE, EmbedParts((("a", "b"),)), InvalidWork, "one image or both"),
         (TITAN_IMAGE, EmbedParts(((SOUND,),)), UnsupportedWork, "does not embed_audio"),
         (NOVA, Embed((LONG,), truncate=Truncate.ERROR), InvalidWork, "maximum context length"),
         (NOVA, Embed(("a",), prompt_name="similarity"), InvalidWork, "known here: classification"),

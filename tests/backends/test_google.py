@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+import httpx
 import jwt
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ from backends.google.errors import failure
 from backends.google.kind import GEMINI, GeminiSettings, VertexSettings
 from backends.google.models import vertex_model
 from backends.http.client import UpstreamResponse
-from backends.kinds import open_replica
+from tests.conftest import remote_backend
 from tests.fakes.google import (
     LOCATION,
     PROJECT,
@@ -78,10 +79,9 @@ async def gemini() -> AsyncIterator[OpensGemini]:
 
         def open_model(model: str, key: str = "a-google-key", **settings: Any) -> tuple[Backend, FakeGemini]:
             server = FakeGemini(model)
-            url = stack.enter_context(serve_in_thread(server))
             headers = {"authorization": f"Bearer {key}"}
-            spec = ReplicaSpec(f"{url}/v1beta", model, headers, settings=GeminiSettings(**settings))
-            backend = open_replica("gemini", spec)
+            spec = ReplicaSpec("http://api/v1beta", model, headers, settings=GeminiSettings(**settings))
+            backend = remote_backend("gemini", spec, httpx.ASGITransport(server))
             stack.push_async_callback(backend.aclose)
             return backend, server
 
@@ -97,10 +97,10 @@ async def vertex() -> AsyncIterator[OpensVertex]:
             model: str, token: str | None = "an-access-token", **settings: Any
         ) -> tuple[Backend, FakeVertex]:
             server = FakeVertex(model)
-            url = stack.enter_context(serve_in_thread(server))
             headers = {} if token is None else {"authorization": f"Bearer {token}"}
             found = VertexSettings(project=PROJECT, location=LOCATION, **settings)
-            backend = open_replica("vertex", ReplicaSpec(url, model, headers, settings=found))
+            spec = ReplicaSpec("http://api", model, headers, settings=found)
+            backend = remote_backend("vertex", spec, httpx.ASGITransport(server))
             stack.push_async_callback(backend.aclose)
             return backend, server
 

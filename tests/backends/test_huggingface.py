@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -30,10 +31,9 @@ from backends.contract.errors import (
 from backends.http.client import UpstreamResponse
 from backends.huggingface.adapter import EMBED, failure
 from backends.huggingface.kind import HUGGINGFACE, HuggingFaceSettings
-from backends.kinds import open_replica
+from tests.conftest import remote_backend
 from tests.fakes.huggingface import MODEL, FakeRouter
 from tests.fakes.tei import score_of, vector_of
-from tests.fakes.threaded import serve_in_thread
 
 LONG = "w " * 20
 Opens = Callable[..., tuple[Backend, FakeRouter]]
@@ -47,15 +47,14 @@ async def opened() -> AsyncIterator[Opens]:
         def open_model(tokenizer: str | None = None, **settings: Any) -> tuple[Backend, FakeRouter]:
             server = FakeRouter()
             server.api_key = "hf_a-token"
-            url = stack.enter_context(serve_in_thread(server))
             spec = ReplicaSpec(
-                f"{url}/hf-inference/models",
+                "http://api/hf-inference/models",
                 MODEL,
                 {"authorization": "Bearer hf_a-token"},
                 tokenizer=None if tokenizer is None else TokenizerSource(tokenizer),
                 settings=HuggingFaceSettings(**settings),
             )
-            backend = open_replica("huggingface", spec)
+            backend = remote_backend("huggingface", spec, httpx.ASGITransport(server))
             stack.push_async_callback(backend.aclose)
             return backend, server
 
