@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from backends.contract import VENDOR_KEYS, KindSettings, LiteLLMProvider, ServerKind
 
@@ -15,6 +16,8 @@ class BedrockSettings(KindSettings, frozen=True):
     of the model behind an inference profile whose ARN does not name it. input_type: the API's word for each
     role, in place of the gateway's choice.
     """
+
+    uses_machine: ClassVar[bool] = True
 
     region: str | None = None
     profile: str | None = None
@@ -36,6 +39,7 @@ BEDROCK = ServerKind(
     "backends.bedrock.adapter",
     is_vendor=True,
     settings=BedrockSettings,
+    extra="aws",
     provider="aws.bedrock",
     litellm={"bedrock": LiteLLMProvider()},
     keys=VENDOR_KEYS | {"bedrock"},

@@ -34,11 +34,15 @@ from gateway.config.schema import (
 )
 
 # Keys that are wrong for other kinds of server. Those that are not here have no effect there.
+OF_ONE_KIND: dict[str, str] = {
+    kind.name: f"is for `backend: {kind.name}`" for kind in KINDS.values() if kind.settings is not None
+}
 FOREIGN = {
     **dict.fromkeys(
         ("embeddings", "rerank", "input_type", "extra_body"), f"is for `backend: {', '.join(SHAPES)}`"
     ),
     **dict.fromkeys(("adapter", "rerank_template"), "the remote server has its own; this is for torch"),
+    **OF_ONE_KIND,
     "proxy": "is for APIs of vendors: servers in the cluster, and the built-in engine, are called directly",
     "api_key_header": "torch runs here; it is for remote backends",
     "replicas": "torch runs here; replicas are for remote backends",
