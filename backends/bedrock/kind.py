@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from backends.contract import VENDOR_KEYS, KindSettings, LiteLLMProvider, ServerKind
+from backends.contract import VENDOR_KEYS, KindSettings, ServerKind
 
 REGION = re.compile(r"[a-z]{2}(?:-[a-z]+)+-\d")
 
@@ -41,6 +41,5 @@ BEDROCK = ServerKind(
     settings=BedrockSettings,
     extra="aws",
     provider="aws.bedrock",
-    litellm={"bedrock": LiteLLMProvider()},
     keys=VENDOR_KEYS | {"bedrock"},
 )
