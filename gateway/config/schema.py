@@ -15,7 +15,9 @@ import msgspec
 
 from backends.contract import BackendKind, KindSettings, TokenizerSettings
 from backends.kinds import KINDS
-from backends.openai.kind import API_ADDRESSES, ApiSettings
+from backends.openai.kind import API_ADDRESSES
+from backends.openai.settings import ApiSettings, VendorName
+from backends.openai.vendors import VENDORS, vendor_of
 from backends.recipe.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
 from backends.torch.kind import ENGINE
 from gateway.config.money import PRICE_MAX, budget_of, is_budget
@@ -194,6 +196,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     api_key: str = ""
     api_key_header: str | None = None
     headers: dict[str, str] = {}
+    vendor: VendorName | None = None
     embeddings: str | None = None
     rerank: str | None = None
     input_type: dict[InputRole, str] | None = None
@@ -240,6 +243,8 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     @property
     def _own_address(self) -> str | None:
         """Base URL of a hosted API, if its kind has one or its settings imply it."""
+        if self.vendor is not None:
+            return VENDORS[self.vendor].address
         settings = self.kind_settings
         return (settings and settings.address()) or KINDS[self.backend].address
 
@@ -264,7 +269,15 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
             None if types is None else {str(role): word for role, word in types.items()},
             self.extra_body,
             self.task,
+            self.vendor,
         )
+
+    @property
+    def is_vendor(self) -> bool:
+        """True if a vendor computes, who is paid by use."""
+        if KINDS[self.backend].is_vendor or self.api is None:
+            return KINDS[self.backend].is_vendor
+        return any(vendor_of(self.api, url) is not None for url in self.replicas)
 
     @property
     def devices(self) -> dict[str, str | None]:

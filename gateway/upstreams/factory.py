@@ -20,6 +20,7 @@ from backends.contract import (
     TokenizerSource,
 )
 from backends.kinds import KINDS
+from backends.openai.vendors import vendor_at
 from backends.torch.wire import socket_and_base
 from gateway.config.schema import UpstreamSettings
 from gateway.events import ConnectionFaulted, Observe, UpstreamServer
@@ -42,10 +43,9 @@ from gateway.vector_spaces.store import FingerprintStore
 OpenReplica = Callable[[BackendKind, ReplicaSpec], Backend]
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
-# OpenTelemetry's names of hosted APIs in OpenAI's form, by the end of their host; others are `openai`.
+# OpenTelemetry's names of other hosted APIs in OpenAI's form, by the end of their host.
 HOSTED_PROVIDERS = {
     ".openai.azure.com": "azure.ai.openai",
-    "api.mistral.ai": "mistral_ai",
     "generativelanguage.googleapis.com": "gcp.gemini",
     "aiplatform.googleapis.com": "gcp.vertex_ai",
 }
@@ -264,7 +264,9 @@ def server_of(backend: BackendKind, address: str) -> UpstreamServer:
     host = parts.hostname or ""
     provider = KINDS[backend].provider or backend
     if backend == "openai":
-        provider = next((name for end, name in HOSTED_PROVIDERS.items() if host.endswith(end)), backend)
+        vendor = vendor_at(address)
+        own = vendor.provider if vendor is not None and vendor.provider else backend
+        provider = next((name for end, name in HOSTED_PROVIDERS.items() if host.endswith(end)), own)
     return UpstreamServer(provider, host, parts.port or DEFAULT_PORTS.get(parts.scheme))
 
 

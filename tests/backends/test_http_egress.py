@@ -26,7 +26,7 @@ from backends.http.egress import open_egress, proxy_of
 from backends.http.httpx_transport import HttpxTransport
 from backends.http.tls import tls_context
 from backends.openai.adapter import open_replica
-from backends.openai.kind import ApiSettings
+from backends.openai.settings import ApiSettings
 from tests.backends.test_connect_failures import closed_port
 from tests.fakes.hosted_api import FakeHostedApi
 from tests.fakes.http_servers import HEAD, OK, ScriptedServer, close, stay_silent

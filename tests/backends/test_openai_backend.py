@@ -36,7 +36,8 @@ from backends.contract.vectors import sigmoid
 from backends.http.client import UpstreamResponse
 from backends.openai.adapter import OpenAIBackend
 from backends.openai.api import OpenAIProfile, decode, encode, failure
-from backends.openai.kind import API_ADDRESSES, ApiKind, ApiSettings
+from backends.openai.kind import API_ADDRESSES
+from backends.openai.settings import ApiKind, ApiSettings
 from backends.openai.shapes import SHAPES, path_of
 from tests.backends.invalid_replies import body_of, packed
 from tests.conftest import remote_backend
