@@ -22,7 +22,9 @@ Reply: TypeAlias = EmbedReply | EncodeReply | RerankReply | ClassifyReply | Toke
 FREE_OPERATIONS: frozenset[Operation] = frozenset(work.kind for work in get_args(Work) if work.is_free)
 
 # Values of `upstreams.<name>.backend`. Each kind is listed in `backends.kinds`.
-BackendKind: TypeAlias = Literal["tei", "infinity", "vllm", "openai", "cohere", "jina", "voyage", "torch"]
+BackendKind: TypeAlias = Literal[
+    "tei", "infinity", "vllm", "openai", "cohere", "jina", "voyage", "azure", "nim", "watsonx", "torch"
+]
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
@@ -109,6 +111,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     tokenizer: of the model's checkpoint, for wires that report no tokens or no prompts.
     ip: the address to connect to if the host of `address` has several. Host header and SNI keep the name.
     report: called with each fault of its connections. settings: of the kind, as its folder defines them.
+    task: the only operation that the model is asked for, None for all that it may have.
     proxy: URL of the proxy to send through, `none` for none; None for that of the environment, if the kind is
     a vendor's.
     """
@@ -121,6 +124,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     ip: str | None = None
     report: ReportFault = ignore_fault
     settings: object = None
+    task: str | None = None
     proxy: str | None = None
 
 
@@ -169,8 +173,8 @@ class ServerKind(msgspec.Struct, frozen=True):
 
     adapter: module with a function `open_replica`. address: base URL of a hosted API. is_vendor: it is the
     API of a vendor, which has many models, is paid by use, and is called through the environment's proxy.
-    settings: type of its section of an upstream. provider: OpenTelemetry's name, if it differs.
-    recognize: returns the names of a server's models, None if it is of another kind. litellm: LiteLLM's names
+    settings: type of its section of an upstream. provider: OpenTelemetry's name, if it differs. key_header: that
+    of the bare key, None for a bearer token. recognize: returns the names of a server's models, None if it is of another kind. litellm: LiteLLM's names
     of the kind. is_multiple: a server may have several models, of which a request names one. needs_tokenizer:
     tokens are counted by the gateway. cuts_inputs: it cuts an input at fewer tokens than its model reads, if
     a request asks for it. window: number of batches in flight to start with. small_batch_slots: places in the
@@ -183,6 +187,7 @@ class ServerKind(msgspec.Struct, frozen=True):
     is_vendor: bool = False
     settings: type[KindSettings] | None = None
     provider: str | None = None
+    key_header: str | None = None
     recognize: Callable[[Ask], tuple[str, ...] | None] | None = None
     litellm: Mapping[str, LiteLLMProvider] = {}
     is_multiple: bool = True

@@ -33,7 +33,7 @@ from backends.http.openai_wire import (
     whole_number,
 )
 from backends.http.replies import check_dimensions, check_tokens, fit_vectors, order_scores, truncated_inputs
-from backends.http.statuses import status_error, with_answer
+from backends.http.statuses import account_spent, status_error, with_answer
 from backends.openai.settings import ApiSettings
 from backends.openai.shapes import DEFAULT_TYPE, NO_FIELDS, OPENAI, ApiShape, Fields, path_of
 from backends.openai.vendors import shape_of
@@ -244,12 +244,12 @@ def failure(response: UpstreamResponse) -> BackendError:
     match response.status:
         case 400 | 413 | 422 | 500 if any(phrase in message for phrase in TOO_LONG):
             return input_too_long(context_length_in(message))
-        case 400 | 404 if error.code == "model_not_found":
+        case 400 | 404 if error.code in {"model_not_found", "DeploymentNotFound"}:
             return ReplicaFailed("the upstream does not serve this model")
         case 400 | 422:
             return refused_input(error)
         case 429 if "insufficient_quota" in (error.code, error.type):
-            return ReplicaFailed("the quota of the gateway's account at the upstream is used up")
+            return account_spent()
     return status_error(response)
 
 

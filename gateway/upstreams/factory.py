@@ -246,6 +246,7 @@ def create_replica(settings: UpstreamSettings, place: ReplicaAddress, opener: Re
         _tokenizer_source(settings),
         place.ip,
         settings=settings.api or settings.kind_settings,
+        task=settings.task,
         proxy=settings.proxy,
     )
     fixed = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_local else None)
@@ -273,7 +274,7 @@ def server_of(backend: BackendKind, address: str) -> UpstreamServer:
 def _headers_of(settings: UpstreamSettings) -> dict[str, str]:
     if not settings.api_key:
         return dict(settings.headers)
-    name = settings.api_key_header or "authorization"
+    name = settings.api_key_header or KINDS[settings.backend].key_header or "authorization"
     # Other headers, such as Azure's api-key, carry the bare key.
     is_bearer = name.lower() == "authorization"
     return {**settings.headers, name: f"Bearer {settings.api_key}" if is_bearer else settings.api_key}

@@ -218,7 +218,7 @@ def envelope(message: str, code: str | None = None, kind: str = "invalid_request
         (401, envelope("Incorrect API key: secret", "invalid_api_key"), CredentialRefused),
         (403, b"", CredentialRefused),
         (429, envelope("slow down", "rate_limit_exceeded", "tokens"), ReplicaOverloaded),
-        (429, envelope("no money", "insufficient_quota", "insufficient_quota"), ReplicaFailed),
+        (429, envelope("no money", "insufficient_quota", "insufficient_quota"), ReplicaOverloaded),
         (503, b"Loading model", ReplicaUnavailable),
         (500, b"secret", ReplicaFailed),
         (502, b"<html>", ReplicaFailed),
