@@ -3,7 +3,10 @@
 from importlib import import_module
 from typing import Protocol, cast
 
+from backends.bedrock.kind import BEDROCK
 from backends.contract import Backend, BackendKind, ReplicaSpec, ServerKind
+from backends.google.kind import GEMINI, VERTEX
+from backends.huggingface.kind import HUGGINGFACE
 from backends.infinity.kind import INFINITY
 from backends.openai.kind import COHERE, JINA, OPENAI, VOYAGE
 from backends.tei.kind import TEI
@@ -12,7 +15,21 @@ from backends.vllm.kind import VLLM
 
 # In the order in which a server is recognized: others answer some of OpenAI's paths, too.
 KINDS: dict[BackendKind, ServerKind] = {
-    kind.name: kind for kind in (TEI, VLLM, INFINITY, OPENAI, COHERE, JINA, VOYAGE, ENGINE)
+    kind.name: kind
+    for kind in (
+        TEI,
+        VLLM,
+        INFINITY,
+        OPENAI,
+        COHERE,
+        JINA,
+        VOYAGE,
+        BEDROCK,
+        GEMINI,
+        VERTEX,
+        HUGGINGFACE,
+        ENGINE,
+    )
 }
 
 

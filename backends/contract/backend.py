@@ -23,7 +23,21 @@ FREE_OPERATIONS: frozenset[Operation] = frozenset(work.kind for work in get_args
 
 # Values of `upstreams.<name>.backend`. Each kind is listed in `backends.kinds`.
 BackendKind: TypeAlias = Literal[
-    "tei", "infinity", "vllm", "openai", "cohere", "jina", "voyage", "azure", "nim", "watsonx", "torch"
+    "tei",
+    "infinity",
+    "vllm",
+    "openai",
+    "cohere",
+    "jina",
+    "voyage",
+    "azure",
+    "bedrock",
+    "gemini",
+    "vertex",
+    "huggingface",
+    "nim",
+    "watsonx",
+    "torch",
 ]
 
 
