@@ -5,8 +5,8 @@ import msgspec
 from backends.contract import ReplicaSpec
 from backends.google.kind import GeminiSettings
 from backends.google.models import gemini_model
-from backends.hosted.adapter import HostedBackend, OpenClient
-from backends.http.egress import open_egress
+from backends.hosted.adapter import HostedBackend
+from backends.http.egress import OpenClient, open_egress
 
 KEY_HEADER = "x-goog-api-key"
 

@@ -14,7 +14,13 @@ import msgspec
 import numpy as np
 
 from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, ScoreKind, Vectors, Work
-from backends.contract.errors import BackendError, ReplicaFailed, UnsupportedWork, input_too_long
+from backends.contract.errors import (
+    BackendError,
+    ReplicaFailed,
+    ReplicaUnavailable,
+    UnsupportedWork,
+    input_too_long,
+)
 from backends.contract.refusals import check_no_instruction, check_no_late_chunking
 from backends.contract.vectors import sigmoid
 from backends.http.answers import decode_json
@@ -100,14 +106,15 @@ def encode_rerank(
     check_no_instruction(work)
     if work.raw_scores and profile.scores is not ScoreKind.LOGIT:
         raise UnsupportedWork("this upstream gives no raw scores")
-    query: Body = (
-        {"queries": [work.query] * len(work.documents)} if shape.is_paired else {"query": work.query}
-    )
-    texts: Body = {**query, "documents": work.documents}
     cut = shape.rerank_truncation.get(work.truncate, {})
-    # Where each document has its query, the model is in the path.
-    named = {} if shape.is_paired else _named(profile)
-    return {**extra, **named, **texts, **shape.rerank_fields, **cut}
+    if shape.rerank_form == "pairs":
+        # The model is in the path.
+        queries = [work.query] * len(work.documents)
+        return {**extra, "queries": queries, "documents": work.documents, **shape.rerank_fields, **cut}
+    texts: Body = {"query": work.query, "documents": work.documents}
+    if shape.rerank_form == "ranking":
+        texts = {"query": {"text": work.query}, "passages": [{"text": text} for text in work.documents]}
+    return {**extra, **_named(profile), **texts, **shape.rerank_fields, **cut}
 
 
 def _named(profile: OpenAIProfile) -> Body:
@@ -163,12 +170,20 @@ class UpstreamScore(msgspec.Struct, frozen=True):
     index: int | None = None
 
 
+class UpstreamRank(msgspec.Struct, frozen=True):
+    """Logit of one passage of NIM's."""
+
+    index: int
+    logit: float
+
+
 class UpstreamScores(msgspec.Struct, frozen=True):
-    """Body of a rerank: Cohere's and Jina's `results`, Voyage's `data`, or DeepInfra's `scores` in order."""
+    """Body of a rerank: `results` (Cohere), `data` (Voyage), `rankings` (NIM) or `scores` (DeepInfra)."""
 
     results: list[UpstreamScore] | None = None
     data: list[UpstreamScore] | None = None
     scores: list[float] | None = None
+    rankings: list[UpstreamRank] | None = None
     input_tokens: Count = None
     usage: TokenCounts | None = None
     meta: ApiMeta | None = None
@@ -190,6 +205,9 @@ def decode_scores(response: UpstreamResponse, expected: int) -> tuple[Vectors, i
     reply = decode_json(response.body, UpstreamScores)
     if reply.scores is not None:
         return order_scores(list(enumerate(reply.scores)), expected, "scores"), reply.tokens
+    if reply.rankings is not None:
+        logits = [(rank.index, rank.logit) for rank in reply.rankings]
+        return order_scores(logits, expected, "rankings"), reply.tokens
     path, entries = ("data", reply.data) if reply.results is None else ("results", reply.results)
     if entries is None:
         raise ReplicaFailed("the upstream's answer to a rerank has neither `results` nor `data`")
@@ -248,6 +266,8 @@ def failure(response: UpstreamResponse) -> BackendError:
             return ReplicaFailed("the upstream does not serve this model")
         case 400 | 422:
             return refused_input(error)
+        case 202:
+            return ReplicaUnavailable("the upstream put the request into a queue, which is not followed here")
         case 429 if "insufficient_quota" in (error.code, error.type):
             return account_spent()
     return status_error(response)

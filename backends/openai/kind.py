@@ -1,5 +1,7 @@
 """Facts about servers of OpenAI's API and its relatives that are known without their adapter."""
 
+from typing import Literal, TypeAlias
+
 from backends.contract import REMOTE_KEYS, VENDOR_KEYS, Ask, LiteLLMProvider, ServerKind, listed_models
 from backends.openai.settings import ApiKind
 from backends.openai.vendors import VENDORS
@@ -13,8 +15,9 @@ API_ADDRESSES: dict[ApiKind, str | None] = {
     "voyage": "https://api.voyageai.com/v1",
 }
 API_KEYS = frozenset({"embeddings", "rerank", "input_type", "extra_body", "task"})
+HostedName: TypeAlias = Literal["cohere", "jina", "voyage"]
 # Kind, LiteLLM's name of it, and the variable from which LiteLLM takes its key.
-HOSTED: tuple[tuple[ApiKind, str, str], ...] = (
+HOSTED: tuple[tuple[HostedName, str, str], ...] = (
     ("cohere", "cohere", "COHERE_API_KEY"),
     ("jina", "jina_ai", "JINA_AI_API_KEY"),
     ("voyage", "voyage", "VOYAGE_API_KEY"),

@@ -27,6 +27,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     embeddings, rerank: paths, from the root of the server with a leading slash, else below the base URL.
     input_type: the server's word for each role, and for `default`. extra_body: fields of every request.
     task: the only operation that the model is asked for. vendor: whose API it is, None for that of the host.
+    metered: every request costs money, which a server of the kind may not.
     """
 
     kind: ApiKind = "openai"
@@ -36,3 +37,4 @@ class ApiSettings(msgspec.Struct, frozen=True):
     extra_body: Mapping[str, Any] = {}
     task: Literal["embed", "rerank"] | None = None
     vendor: VendorName | None = None
+    metered: bool = False

@@ -34,7 +34,8 @@ class ApiShape(msgspec.Struct, frozen=True):
     so that few probes are sent. media: form of inputs with images, None without them: `objects` (Jina),
     `cohere`, or `content` (Voyage), which texts have, too. embed_inputs, rerank_inputs: the most inputs of
     one request. request_tokens: the most tokens of all its inputs. base64_type: numpy's name of a number in
-    base64. is_paired: a rerank has a query for each document (DeepInfra).
+    base64. rerank_form: of the texts of a rerank: a query for each document (`pairs`, DeepInfra), or
+    `ranking` (NIM).
     """
 
     version: str = "OpenAI API"
@@ -57,7 +58,7 @@ class ApiShape(msgspec.Struct, frozen=True):
     rerank_inputs: int | None = None
     request_tokens: int | None = None
     base64_type: str = "<f4"
-    is_paired: bool = False
+    rerank_form: Literal["documents", "pairs", "ranking"] = "documents"
 
     @property
     def own_fields(self) -> frozenset[str]:
@@ -65,11 +66,27 @@ class ApiShape(msgspec.Struct, frozen=True):
         groups = (self.numbers, self.base64 or {}, self.rerank_fields)
         cuts = (*self.truncation.values(), *self.rerank_truncation.values())
         names = {name for fields in (*groups, *cuts) for name in fields}
-        return frozenset({"model", "query", "queries", "documents", self.inputs, self.type_field, *names})
+        return frozenset(
+            {"model", "query", "queries", "documents", "passages", self.inputs, self.type_field, *names}
+        )
 
 
 BASE64: Fields = {"encoding_format": "base64"}
 OPENAI = ApiShape(base64=BASE64)
+NIM = ApiShape(
+    version="NIM",
+    input_type={"query": "query", "document": "passage", DEFAULT_TYPE: "passage"},
+    numbers={"encoding_format": "float"},
+    base64=BASE64,
+    truncation={
+        Truncate.ERROR: {"truncate": "NONE"},
+        Truncate.LEFT: {"truncate": "START"},
+        Truncate.RIGHT: {"truncate": "END"},
+    },
+    rerank_truncation={Truncate.ERROR: {"truncate": "NONE"}, Truncate.RIGHT: {"truncate": "END"}},
+    rerank_inputs=512,
+    rerank_form="ranking",
+)
 SHAPES: dict[ApiKind, ApiShape] = {
     "openai": OPENAI,
     "cohere": ApiShape(
@@ -118,6 +135,18 @@ SHAPES: dict[ApiKind, ApiShape] = {
         metered=True,
         media="objects",
     ),
+    "azure": ApiShape(
+        version="Azure OpenAI API",
+        prefix="/openai/v1",
+        base64=BASE64,
+        # Of Cohere's rerank, which always cuts documents.
+        rerank_truncation={Truncate.RIGHT: {}},
+        metered=True,
+        embed_inputs=2048,
+        request_tokens=300_000,
+        rerank_inputs=1000,
+    ),
+    "nim": NIM,
     "voyage": ApiShape(
         version="Voyage API",
         rerank="rerank",

@@ -38,7 +38,7 @@ VENDORS: Mapping[VendorName, Vendor] = {
     "deepinfra": Vendor(
         "https://api.deepinfra.com/v1/openai",
         "DEEPINFRA_API_KEY",
-        _shape("DeepInfra API", rerank="/v1/inference/{model}", is_paired=True, embed_inputs=1024),
+        _shape("DeepInfra API", rerank="/v1/inference/{model}", rerank_form="pairs", embed_inputs=1024),
         litellm=("deepinfra",),
     ),
     "fireworks": Vendor(
@@ -149,4 +149,5 @@ def shape_of(settings: ApiSettings, model: str | None = None, address: str = "")
         embeddings=settings.embeddings or shape.embeddings,
         rerank=settings.rerank or shape.rerank,
         input_type=types,
+        metered=shape.metered or settings.metered,
     )

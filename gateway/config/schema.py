@@ -13,13 +13,16 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from backends.azure.kind import AzureSettings
 from backends.contract import BackendKind, KindSettings, TokenizerSettings
 from backends.kinds import KINDS
+from backends.nim.kind import NimSettings
 from backends.openai.kind import API_ADDRESSES
 from backends.openai.settings import ApiSettings, VendorName
 from backends.openai.vendors import VENDORS, vendor_of
 from backends.recipe.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
 from backends.torch.kind import ENGINE
+from backends.watsonx.kind import WatsonxSettings
 from gateway.config.money import PRICE_MAX, budget_of, is_budget
 from gateway.config.problems import similar_name
 
@@ -197,6 +200,9 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     api_key_header: str | None = None
     headers: dict[str, str] = {}
     vendor: VendorName | None = None
+    azure: AzureSettings | None = None
+    nim: NimSettings | None = None
+    watsonx: WatsonxSettings | None = None
     embeddings: str | None = None
     rerank: str | None = None
     input_type: dict[InputRole, str] | None = None
@@ -275,8 +281,11 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     @property
     def is_vendor(self) -> bool:
         """True if a vendor computes, who is paid by use."""
-        if KINDS[self.backend].is_vendor or self.api is None:
-            return KINDS[self.backend].is_vendor
+        settings = self.kind_settings
+        if KINDS[self.backend].is_vendor or (settings is not None and settings.is_hosted()):
+            return True
+        if self.api is None:
+            return False
         return any(vendor_of(self.api, url) is not None for url in self.replicas)
 
     @property

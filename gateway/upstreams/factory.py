@@ -247,6 +247,7 @@ def create_replica(settings: UpstreamSettings, place: ReplicaAddress, opener: Re
         place.ip,
         settings=settings.api or settings.kind_settings,
         task=settings.task,
+        extra_body=settings.extra_body,
         proxy=settings.proxy,
     )
     fixed = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_local else None)
