@@ -20,7 +20,7 @@ from backends.infinity.adapter import InfinityBackend
 from backends.kinds import KINDS
 from backends.kinds import open_replica as open_real_replica
 from backends.openai.adapter import OpenAIBackend
-from backends.openai.kind import ApiKind
+from backends.openai.settings import ApiKind
 from backends.openai.shapes import origin_of
 from backends.tei.adapter import TeiBackend
 from backends.vllm.adapter import VllmBackend

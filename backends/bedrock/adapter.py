@@ -10,10 +10,10 @@ from backends.bedrock.rerank import AGENT, next_page
 from backends.bedrock.signing import AwsAuthorizer, check_installed
 from backends.contract import ReplicaSpec, Rerank, TokenizerSource
 from backends.contract.errors import ReplicaFailed
-from backends.hosted.adapter import HostedBackend, OpenClient
+from backends.hosted.adapter import HostedBackend
 from backends.hosted.models import Body, HostedModel
 from backends.http.client import UpstreamClient, UpstreamResponse, countdown
-from backends.http.egress import open_egress
+from backends.http.egress import OpenClient, open_egress
 
 # Of AWS' own hosts, and of their endpoints in a private network.
 REGION_OF_HOST = re.compile(r"\bbedrock(?:-agent)?-runtime(?:-fips)?\.([a-z0-9-]+)\.(?:vpce\.)?amazonaws\.")

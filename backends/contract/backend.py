@@ -30,10 +30,13 @@ BackendKind: TypeAlias = Literal[
     "cohere",
     "jina",
     "voyage",
+    "azure",
     "bedrock",
     "gemini",
     "vertex",
     "huggingface",
+    "nim",
+    "watsonx",
     "torch",
 ]
 
@@ -122,6 +125,8 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     tokenizer: of the model's checkpoint, for wires that report no tokens or no prompts.
     ip: the address to connect to if the host of `address` has several. Host header and SNI keep the name.
     report: called with each fault of its connections. settings: of the kind, as its folder defines them.
+    task: the only operation that the model is asked for, None for all that it may have. extra_body: fields of
+    every request.
     proxy: URL of the proxy to send through, `none` for none; None for that of the environment, if the kind is
     a vendor's.
     """
@@ -134,6 +139,8 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     ip: str | None = None
     report: ReportFault = ignore_fault
     settings: object = None
+    task: str | None = None
+    extra_body: Mapping[str, Any] = {}
     proxy: str | None = None
 
 
@@ -181,6 +188,10 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Yield the key and the path of each file that the settings name."""
         yield from ()
 
+    def is_hosted(self) -> bool:
+        """Return True if a vendor computes, where the kind has servers on own machines, too."""
+        return False
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield the key and the message of each problem that its type does not show."""
         yield from ()
@@ -192,12 +203,12 @@ class ServerKind(msgspec.Struct, frozen=True):
     adapter: module with a function `open_replica`. address: base URL of a hosted API. is_vendor: it is the
     API of a vendor, which has many models, is paid by use, and is called through the environment's proxy.
     settings: type of its section of an upstream. extra: optional packages that it needs. provider:
-    OpenTelemetry's name, if it differs. recognize: returns the names of a server's models, None if it is of
-    another kind. litellm: LiteLLM's names of the kind. is_multiple: a server may have several models, of
-    which a request names one. needs_tokenizer: tokens are counted by the gateway. cuts_inputs: it cuts an
-    input at fewer tokens than its model reads, if a request asks for it. window: number of batches in flight
-    to start with. small_batch_slots: places in the window that one small batch takes at most. keys: settings
-    of an upstream that not every kind has.
+    OpenTelemetry's name, if it differs. key_header: that of the bare key, None for a bearer token.
+    recognize: returns the names of a server's models, None if it is of another kind. litellm: LiteLLM's names
+    of the kind. is_multiple: a server may have several models, of which a request names one. needs_tokenizer:
+    tokens are counted by the gateway. cuts_inputs: it cuts an input at fewer tokens than its model reads, if
+    a request asks for it. window: number of batches in flight to start with. small_batch_slots: places in the
+    window that one small batch takes at most. keys: settings of an upstream that not every kind has.
     """
 
     name: BackendKind
@@ -207,6 +218,7 @@ class ServerKind(msgspec.Struct, frozen=True):
     settings: type[KindSettings] | None = None
     extra: str | None = None
     provider: str | None = None
+    key_header: str | None = None
     recognize: Callable[[Ask], tuple[str, ...] | None] | None = None
     litellm: Mapping[str, LiteLLMProvider] = {}
     is_multiple: bool = True

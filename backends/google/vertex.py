@@ -6,8 +6,8 @@ from backends.contract import ReplicaSpec, Rerank
 from backends.google.credentials import bearer_token
 from backends.google.kind import VertexSettings
 from backends.google.models import vertex_model
-from backends.hosted.adapter import HostedBackend, OpenClient
-from backends.http.egress import open_egress
+from backends.hosted.adapter import HostedBackend
+from backends.http.egress import OpenClient, open_egress
 
 RANKING_HOST = "discoveryengine.googleapis.com"
 VERTEX_HOST = "aiplatform.googleapis.com"

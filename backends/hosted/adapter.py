@@ -4,8 +4,7 @@ Every request costs money. Rule: a model is asked once for a vector, or for the 
 later descriptions repeat what was found without a request.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -18,7 +17,6 @@ from backends.contract import (
     EmbedReply,
     Operation,
     Output,
-    ReplicaSpec,
     Reply,
     Rerank,
     RerankReply,
@@ -45,7 +43,7 @@ from backends.contract.texts import surely_fits
 from backends.contract.vectors import shape_vectors
 from backends.hosted.models import DEFAULT_TYPE, Body, HostedModel, Request, Rows
 from backends.http.adapters import HttpBackend
-from backends.http.client import Authorizer, UpstreamClient, UpstreamResponse, countdown
+from backends.http.client import UpstreamClient, UpstreamResponse, countdown
 from backends.http.media import check_dense, check_media, check_no_template
 from backends.http.offers import check_numbers
 from backends.http.replies import (
@@ -64,8 +62,6 @@ from backends.tokens.tokenizer import TokenCount
 REQUESTS_IN_FLIGHT = 8
 # Bytes of UTF-8 that count as a token where neither the API nor a tokenizer counts them.
 BYTES_PER_TOKEN = 4
-# Returns the client of a replica, with the credentials of each request, if they are not in its headers.
-OpenClient: TypeAlias = Callable[[ReplicaSpec, Authorizer | None], UpstreamClient]
 PROBE = Embed(("a",))
 RERANK_PROBE = Rerank("how many people live in Berlin", ("Berlin has many people", "x", "a recipe for soup"))
 

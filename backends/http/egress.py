@@ -4,6 +4,8 @@ Servers in the cluster are called by the own pool, to which the environment's pr
 """
 
 import importlib.util
+from collections.abc import Callable
+from typing import TypeAlias
 from urllib.request import getproxies, proxy_bypass
 
 import httpx
@@ -14,6 +16,8 @@ from backends.http.faults import CONNECT_TIMEOUT_S
 from backends.http.httpx_transport import HttpxTransport
 from backends.http.tls import tls_context
 
+# Returns the client of a replica, with the credentials of each request, if they are not in its headers.
+OpenClient: TypeAlias = Callable[[ReplicaSpec, Authorizer | None], UpstreamClient]
 # h2 is in the extra `egress`.
 HAS_HTTP2 = importlib.util.find_spec("h2") is not None
 

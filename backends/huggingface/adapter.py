@@ -17,11 +17,11 @@ from backends.contract.errors import (
     ReplicaOverloaded,
     input_too_long,
 )
-from backends.hosted.adapter import HostedBackend, OpenClient
+from backends.hosted.adapter import HostedBackend
 from backends.hosted.models import Body, HostedModel, HostedRoute, Request, Rows, every_place, vectors_of
 from backends.http.answers import decode_json, words_of
 from backends.http.client import UpstreamResponse
-from backends.http.egress import open_egress
+from backends.http.egress import OpenClient, open_egress
 from backends.http.openai_wire import REFUSED_INPUT, TOO_LONG
 from backends.http.replies import order_scores
 from backends.http.statuses import RETRY_AFTER_MAX_S, status_error, with_answer

@@ -13,14 +13,19 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from backends.azure.kind import AzureSettings
 from backends.bedrock.kind import BedrockSettings
 from backends.contract import BackendKind, KindSettings, TokenizerSettings
 from backends.google.kind import GeminiSettings, VertexSettings
 from backends.huggingface.kind import HuggingFaceSettings
 from backends.kinds import KINDS
-from backends.openai.kind import API_ADDRESSES, ApiSettings
+from backends.nim.kind import NimSettings
+from backends.openai.kind import API_ADDRESSES
+from backends.openai.settings import ApiSettings, VendorName
+from backends.openai.vendors import VENDORS, vendor_of
 from backends.recipe.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
 from backends.torch.kind import ENGINE
+from backends.watsonx.kind import WatsonxSettings
 from gateway.config.money import PRICE_MAX, budget_of, is_budget
 from gateway.config.problems import similar_name
 
@@ -197,6 +202,10 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     api_key: str = ""
     api_key_header: str | None = None
     headers: dict[str, str] = {}
+    vendor: VendorName | None = None
+    azure: AzureSettings | None = None
+    nim: NimSettings | None = None
+    watsonx: WatsonxSettings | None = None
     embeddings: str | None = None
     rerank: str | None = None
     input_type: dict[InputRole, str] | None = None
@@ -247,6 +256,8 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     @property
     def _own_address(self) -> str | None:
         """Base URL of a hosted API, if its kind has one or its settings imply it."""
+        if self.vendor is not None:
+            return VENDORS[self.vendor].address
         settings = self.kind_settings
         return (settings and settings.address()) or KINDS[self.backend].address
 
@@ -271,7 +282,18 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
             None if types is None else {str(role): word for role, word in types.items()},
             self.extra_body,
             self.task,
+            self.vendor,
         )
+
+    @property
+    def is_vendor(self) -> bool:
+        """True if a vendor computes, who is paid by use."""
+        settings = self.kind_settings
+        if KINDS[self.backend].is_vendor or (settings is not None and settings.is_hosted()):
+            return True
+        if self.api is None:
+            return False
+        return any(vendor_of(self.api, url) is not None for url in self.replicas)
 
     @property
     def devices(self) -> dict[str, str | None]:

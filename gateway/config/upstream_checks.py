@@ -12,8 +12,9 @@ from backends.contract.errors import ModelUnavailable
 from backends.infinity.kind import INFINITY
 from backends.instructions import template_problem
 from backends.kinds import KINDS
-from backends.openai.kind import OPENAI, ApiKind
-from backends.openai.shapes import SHAPES, shape_of
+from backends.openai.settings import ApiSettings
+from backends.openai.shapes import SHAPES
+from backends.openai.vendors import shape_of
 from backends.recipe.options import RerankPrompt
 from backends.recipe.rerank_template import written_template
 from backends.tei.kind import GRPC_SCHEMES, TEI
@@ -43,6 +44,7 @@ FOREIGN = {
     ),
     **dict.fromkeys(("adapter", "rerank_template"), "the remote server has its own; this is for torch"),
     **OF_ONE_KIND,
+    "vendor": "is for `backend: openai`",
     "proxy": "is for APIs of vendors: servers in the cluster, and the built-in engine, are called directly",
     "api_key_header": "torch runs here; it is for remote backends",
     "replicas": "torch runs here; replicas are for remote backends",
@@ -78,7 +80,7 @@ def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem
     yield from _key_header_problems(upstream, path)
     yield from _vendor_problems(upstream, path)
     if (api := upstream.api) is not None:
-        yield from _api_problems(upstream, api.kind, path)
+        yield from _api_problems(upstream, api, path)
     yield from _remote_problems(upstream, path)
 
 
@@ -261,12 +263,12 @@ def _key_header_problems(upstream: UpstreamSettings, path: str) -> Iterator[Prob
 def _vendor_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
     """Yield the problems of the settings for APIs of vendors, and of the proxy to them."""
     kind = KINDS[upstream.backend]
-    if kind.is_vendor and not upstream.model:
+    if upstream.is_vendor and not upstream.model:
         yield Problem(f"{path}.model", "is missing; the API serves many models")
     if (settings := upstream.kind_settings) is not None:
         for key, message in settings.problems():
             yield Problem(f"{path}.{kind.name}.{key}", message)
-    if upstream.discover is not None and (kind.is_vendor or upstream.proxy not in {None, NO_PROXY}):
+    if upstream.discover is not None and (upstream.is_vendor or upstream.proxy not in {None, NO_PROXY}):
         yield Problem(f"{path}.discover", "is for servers that are called directly; remove it")
     if upstream.proxy is not None and (problem := proxy_problem(upstream.proxy)):
         yield Problem(f"{path}.proxy", problem)
@@ -290,18 +292,19 @@ def proxy_problem(url: str) -> str | None:
     )
 
 
-def _api_problems(upstream: UpstreamSettings, kind: ApiKind, path: str) -> Iterator[Problem]:
+def _api_problems(upstream: UpstreamSettings, api: ApiSettings, path: str) -> Iterator[Problem]:
     """Yield the problems of the settings for OpenAI's API and its relatives."""
+    shape = shape_of(api, upstream.model, next(iter(upstream.replicas), ""))
     for key in ("embeddings", "rerank"):
         route = getattr(upstream, key)
         if route is not None and (not route.strip("/") or "://" in route or set("?# ").intersection(route)):
             yield Problem(f"{path}.{key}", "not a path, such as /v1/rerank")
-    if upstream.backend == OPENAI.name and upstream.task == "rerank" and upstream.rerank is None:
+    if upstream.task == "rerank" and shape.rerank is None:
         yield Problem(f"{path}.rerank", "is missing; `task: rerank` needs the path, such as /v1/rerank")
     for key in ("prompts", "instruction_template"):
         if getattr(upstream, key) and _has_types(upstream):
             yield Problem(f"{path}.{key}", f"the server {OWN_PROMPTS}; remove one of both")
-    for name in sorted(SHAPES[kind].own_fields.intersection(upstream.extra_body)):
+    for name in sorted(shape.own_fields.intersection(upstream.extra_body)):
         yield Problem(f"{path}.extra_body.{name}", "the gateway sets this field itself; remove it")
 
 

@@ -24,8 +24,9 @@ from backends.http.client import ConnectionOptions, OutgoingRequest, UpstreamCli
 from backends.http.credentials import AccessToken, BearerToken, TokenSource
 from backends.http.egress import open_egress, proxy_of
 from backends.http.httpx_transport import HttpxTransport
+from backends.http.tls import tls_context
 from backends.openai.adapter import open_replica
-from backends.openai.kind import ApiSettings
+from backends.openai.settings import ApiSettings
 from tests.backends.test_connect_failures import closed_port
 from tests.fakes.hosted_api import FakeHostedApi
 from tests.fakes.http_servers import HEAD, OK, ScriptedServer, close, stay_silent
@@ -230,7 +231,10 @@ async def test_the_environment_applies_to_vendors_only(
 
 def over_httpx(server: ScriptedServer, reply_bytes_max: int = 1000) -> UpstreamClient:
     """Return a client of a scripted server over httpx's transport."""
-    transport = HttpxTransport(httpx.AsyncHTTPTransport, 3.0, server.faults.append, reply_bytes_max)
+    context = tls_context(TlsFiles(), "httpx")
+    transport = HttpxTransport(
+        lambda: httpx.AsyncHTTPTransport(context), 3.0, server.faults.append, reply_bytes_max
+    )
     return UpstreamClient(server.client.base_url, transport=transport)
 
 
@@ -257,8 +261,10 @@ async def test_a_reply_is_bounded_by_the_rows_that_it_may_have() -> None:
 
 
 async def test_a_request_without_an_answer_ends_in_time() -> None:
-    async with ScriptedServer(stay_silent) as server:
+    # On a connection that is open: one that is cancelled while it opens is closed by nobody here.
+    async with ScriptedServer((OK, stay_silent)) as server:
         client = over_httpx(server)
+        await client.get("/", PATIENCE_S)
         with pytest.raises(AttemptTimedOut):
             await client.get("/", 0.05)
         await client.aclose()

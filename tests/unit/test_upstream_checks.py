@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backends.openai.kind import ApiSettings
+from backends.openai.settings import ApiSettings
 from gateway.config.load import parse_config
 from gateway.config.schema import UpstreamSettings
 from gateway.upstreams.factory import ReplicaAddress, ReplicaOpener, create_replica
