@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
-from backends.contract import VENDOR_KEYS, KindSettings, LiteLLMProvider, ServerKind
+from backends.contract import VENDOR_KEYS, KindSettings, ServerKind
 
 REGION = re.compile(r"[a-z]{2}(?:-[a-z]+)+-\d")
 
@@ -15,6 +16,8 @@ class BedrockSettings(KindSettings, frozen=True):
     of the model behind an inference profile whose ARN does not name it. input_type: the API's word for each
     role, in place of the gateway's choice.
     """
+
+    uses_machine: ClassVar[bool] = True
 
     region: str | None = None
     profile: str | None = None
@@ -36,7 +39,7 @@ BEDROCK = ServerKind(
     "backends.bedrock.adapter",
     is_vendor=True,
     settings=BedrockSettings,
+    extra="aws",
     provider="aws.bedrock",
-    litellm={"bedrock": LiteLLMProvider()},
     keys=VENDOR_KEYS | {"bedrock"},
 )

@@ -1,7 +1,7 @@
 """Interface of every backend adapter: the address of a replica, and its client."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 
@@ -173,7 +173,12 @@ VENDOR_KEYS = REMOTE_KEYS - {"discover"} | {"proxy"}
 
 
 class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of the settings that only one kind of server has, in the upstream's section of the kind's name."""
+    """Base of the settings that only one kind of server has, in the upstream's section of the kind's name.
+
+    uses_machine: without a key, requests carry credentials that belong to this machine.
+    """
+
+    uses_machine: ClassVar[bool] = False
 
     def address(self) -> str | None:
         """Return the base URL that the settings imply, None if they do not."""
@@ -182,6 +187,10 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_hosted(self) -> bool:
         """Return True if a vendor computes, where the kind has servers on own machines, too."""
         return False
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield the key and the path of each file that the settings name."""
+        yield from ()
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield the key and the message of each problem that its type does not show."""
@@ -193,13 +202,13 @@ class ServerKind(msgspec.Struct, frozen=True):
 
     adapter: module with a function `open_replica`. address: base URL of a hosted API. is_vendor: it is the
     API of a vendor, which has many models, is paid by use, and is called through the environment's proxy.
-    settings: type of its section of an upstream. provider: OpenTelemetry's name, if it differs. key_header:
-    that of the bare key, None for a bearer token. recognize: returns the names of a server's models, None if
-    it is of another kind. litellm: LiteLLM's names of the kind. is_multiple: a server may have several
-    models, of which a request names one. needs_tokenizer: tokens are counted by the gateway. cuts_inputs: it
-    cuts an input at fewer tokens than its model reads, if a request asks for it. window: number of batches in
-    flight to start with. small_batch_slots: places in the window that one small batch takes at most. keys:
-    settings of an upstream that not every kind has.
+    settings: type of its section of an upstream. extra: optional packages that it needs. provider:
+    OpenTelemetry's name, if it differs. key_header: that of the bare key, None for a bearer token. recognize:
+    returns the names of a server's models, None if it is of another kind. litellm: LiteLLM's names of the
+    kind. is_multiple: a server may have several models, of which a request names one. needs_tokenizer: tokens
+    are counted by the gateway. cuts_inputs: it cuts an input at fewer tokens than its model reads, if a
+    request asks for it. window: number of batches in flight to start with. small_batch_slots: places in the
+    window that one small batch takes at most. keys: settings of an upstream that not every kind has.
     """
 
     name: BackendKind
@@ -207,6 +216,7 @@ class ServerKind(msgspec.Struct, frozen=True):
     address: str | None = None
     is_vendor: bool = False
     settings: type[KindSettings] | None = None
+    extra: str | None = None
     provider: str | None = None
     key_header: str | None = None
     recognize: Callable[[Ask], tuple[str, ...] | None] | None = None

@@ -1,6 +1,7 @@
 """Settings of Vertex AI and of the Gemini API, and facts that are known without their adapters."""
 
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from backends.contract import VENDOR_KEYS, KindSettings, ServerKind
 
@@ -20,6 +21,8 @@ class VertexSettings(KindSettings, frozen=True):
     of the machine. input_type: as in `GeminiSettings`.
     """
 
+    uses_machine: ClassVar[bool] = True
+
     project: str = ""
     location: str = GLOBAL
     credentials: str | None = None
@@ -29,6 +32,11 @@ class VertexSettings(KindSettings, frozen=True):
         """Return the base URL of a location."""
         prefix = "" if self.location == GLOBAL else f"{self.location}-"
         return f"https://{prefix}aiplatform.googleapis.com"
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield the file of the credentials."""
+        if self.credentials is not None:
+            yield "credentials", self.credentials
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield the problem of a missing project."""
@@ -50,6 +58,7 @@ VERTEX = ServerKind(
     "backends.google.vertex",
     is_vendor=True,
     settings=VertexSettings,
+    extra="google",
     provider="gcp.vertex_ai",
     keys=VENDOR_KEYS | {"vertex"},
 )

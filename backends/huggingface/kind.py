@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from backends.contract import VENDOR_KEYS, KindSettings, LiteLLMProvider, ServerKind
+from backends.contract import VENDOR_KEYS, KindSettings, ServerKind
 
 
 class HuggingFaceSettings(KindSettings, frozen=True):
@@ -17,6 +17,5 @@ HUGGINGFACE = ServerKind(
     "https://router.huggingface.co/hf-inference/models",
     is_vendor=True,
     settings=HuggingFaceSettings,
-    litellm={"huggingface": LiteLLMProvider(key_variable="HUGGINGFACE_API_KEY")},
     keys=VENDOR_KEYS | {"huggingface"},
 )

@@ -14,7 +14,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from backends.azure.kind import AzureSettings
+from backends.bedrock.kind import BedrockSettings
 from backends.contract import BackendKind, KindSettings, TokenizerSettings
+from backends.google.kind import GeminiSettings, VertexSettings
+from backends.huggingface.kind import HuggingFaceSettings
 from backends.kinds import KINDS
 from backends.nim.kind import NimSettings
 from backends.openai.kind import API_ADDRESSES
@@ -209,6 +212,10 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     extra_body: dict[str, Any] = {}
     tls: UpstreamTls = UpstreamTls()
     proxy: str | None = None
+    bedrock: BedrockSettings | None = None
+    gemini: GeminiSettings | None = None
+    vertex: VertexSettings | None = None
+    huggingface: HuggingFaceSettings | None = None
     tokenizer: str | None = None
     token_encoding: str | None = None
     add_bos_token: bool | None = None
