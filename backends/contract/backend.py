@@ -188,6 +188,10 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return True if a vendor computes, where the kind has servers on own machines, too."""
         return False
 
+    def extra(self) -> str | None:
+        """Return the optional packages that the settings need, besides those of the kind."""
+        return None
+
     def files(self) -> Iterator[tuple[str, str]]:
         """Yield the key and the path of each file that the settings name."""
         yield from ()
