@@ -18,6 +18,10 @@ class AzureSettings(KindSettings, frozen=True):
     api_version: str | None = None
     entra: bool = False
 
+    def extra(self) -> str | None:
+        """Return the packages for tokens."""
+        return "azure" if self.entra else None
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield the problem of a version that is none."""
         if self.api_version is not None and not API_VERSION.fullmatch(self.api_version):

@@ -184,13 +184,17 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the base URL that the settings imply, None if they do not."""
         return None
 
-    def files(self) -> Iterator[tuple[str, str]]:
-        """Yield the key and the path of each file that the settings name."""
-        yield from ()
-
     def is_hosted(self) -> bool:
         """Return True if a vendor computes, where the kind has servers on own machines, too."""
         return False
+
+    def extra(self) -> str | None:
+        """Return the optional packages that the settings need, besides those of the kind."""
+        return None
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield the key and the path of each file that the settings name."""
+        yield from ()
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield the key and the message of each problem that its type does not show."""
@@ -203,11 +207,11 @@ class ServerKind(msgspec.Struct, frozen=True):
     adapter: module with a function `open_replica`. address: base URL of a hosted API. is_vendor: it is the
     API of a vendor, which has many models, is paid by use, and is called through the environment's proxy.
     settings: type of its section of an upstream. extra: optional packages that it needs. provider:
-    OpenTelemetry's name, if it differs. key_header: that of the bare key, None for a bearer token.
-    recognize: returns the names of a server's models, None if it is of another kind. litellm: LiteLLM's names
-    of the kind. is_multiple: a server may have several models, of which a request names one. needs_tokenizer:
-    tokens are counted by the gateway. cuts_inputs: it cuts an input at fewer tokens than its model reads, if
-    a request asks for it. window: number of batches in flight to start with. small_batch_slots: places in the
+    OpenTelemetry's name, if it differs. key_header: that of the bare key, None for a bearer token. recognize:
+    returns the names of a server's models, None if it is of another kind. litellm: LiteLLM's names of the
+    kind. is_multiple: a server may have several models, of which a request names one. needs_tokenizer: tokens
+    are counted by the gateway. cuts_inputs: it cuts an input at fewer tokens than its model reads, if a
+    request asks for it. window: number of batches in flight to start with. small_batch_slots: places in the
     window that one small batch takes at most. keys: settings of an upstream that not every kind has.
     """
 

@@ -33,6 +33,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "grpc": ("grpc", "grpc_health", "grpc_reflection"),
     "oidc": ("jwt", "cryptography"),
     "egress": ("h2", "socksio"),
+    "azure": ("azure.identity",),
     "aws": ("botocore",),
     "google": ("google.auth", "requests"),
 }
@@ -144,6 +145,11 @@ def upstream_file_problems(
         yield Problem(f"{path}.model", f"there is no folder {model}")
     if (extra := KINDS[upstream.backend].extra) is not None and not _are_installed(extras[extra]):
         yield Problem(f"{path}.backend", missing_extra(extra))
+    own = upstream.kind_settings and upstream.kind_settings.extra()
+    if own is not None and not _are_installed(extras[own]):
+        yield Problem(f"{path}.{upstream.backend}", missing_extra(own))
+    if (upstream.proxy or "").startswith("socks") and not _are_installed(extras["egress"]):
+        yield Problem(f"{path}.proxy", missing_extra("egress"))
     if is_grpc(upstream) and not _are_installed(extras["grpc"]):
         yield Problem(f"{path}.replicas", f"gRPC {missing_extra('grpc')}")
     if (tls.certificate is None) is not (tls.private_key is None):

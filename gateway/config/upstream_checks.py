@@ -13,7 +13,6 @@ from backends.infinity.kind import INFINITY
 from backends.instructions import template_problem
 from backends.kinds import KINDS
 from backends.openai.settings import ApiSettings
-from backends.openai.shapes import SHAPES
 from backends.openai.vendors import shape_of
 from backends.recipe.options import RerankPrompt
 from backends.recipe.rerank_template import written_template
@@ -23,6 +22,7 @@ from gateway.config.money import is_budget, token_price
 from gateway.config.problems import Problem, unknown_name
 from gateway.config.schema import (
     COMMIT,
+    KINDS_OF_KEYS,
     OPERATION_SEGMENTS,
     OWN_VOCABULARY,
     Config,
@@ -39,12 +39,13 @@ OF_ONE_KIND: dict[str, str] = {
     kind.name: f"is for `backend: {kind.name}`" for kind in KINDS.values() if kind.settings is not None
 }
 FOREIGN = {
-    **dict.fromkeys(
-        ("embeddings", "rerank", "input_type", "extra_body"), f"is for `backend: {', '.join(SHAPES)}`"
-    ),
+    **{
+        key: f"is for `backend: {', '.join(KINDS_OF_KEYS[key])}`"
+        for key in ("embeddings", "rerank", "input_type", "extra_body")
+    },
     **dict.fromkeys(("adapter", "rerank_template"), "the remote server has its own; this is for torch"),
-    **OF_ONE_KIND,
     "vendor": "is for `backend: openai`",
+    **OF_ONE_KIND,
     "proxy": "is for APIs of vendors: servers in the cluster, and the built-in engine, are called directly",
     "api_key_header": "torch runs here; it is for remote backends",
     "replicas": "torch runs here; replicas are for remote backends",

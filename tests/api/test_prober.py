@@ -9,7 +9,7 @@ from backends.contract import Capabilities, Reply
 from backends.contract.errors import BackendError, ReplicaFailed, ReplicaUnavailable
 from gateway.events import ReplicaChanged
 from gateway.routing import prober
-from gateway.routing.health import ReplicaEvent, State
+from gateway.routing.health import USABLE, ReplicaEvent, State
 from gateway.routing.pool import Pool
 from gateway.routing.prober import ProbeIntervals, Prober
 from gateway.routing.replica import BRIEF_MIN_S, STALL_MIN_S, BatchLoad, Replica
@@ -157,7 +157,7 @@ async def test_a_vendor_is_sent_few_texts_of_our_own_in_a_day(monkeypatch: pytes
     joins, texts = [], []
     for hour in range(40):
         now_s = hour * 3600.0
-        if replica.state is State.UP:
+        if replica.state in USABLE:
             pool.transition(replica, ReplicaEvent.UNREACHED, "it is not reached")
         before = len(checked)
         joins.append(await watch._try_join())
