@@ -51,6 +51,7 @@ GEMINI = ServerKind(
     is_vendor=True,
     settings=GeminiSettings,
     provider="gcp.gemini",
+    key_header="x-goog-api-key",
     keys=VENDOR_KEYS | {"gemini"},
 )
 VERTEX = ServerKind(

@@ -79,7 +79,7 @@ async def gemini() -> AsyncIterator[OpensGemini]:
 
         def open_model(model: str, key: str = "a-google-key", **settings: Any) -> tuple[Backend, FakeGemini]:
             server = FakeGemini(model)
-            headers = {"authorization": f"Bearer {key}"}
+            headers = {"x-goog-api-key": key}
             spec = ReplicaSpec("http://api/v1beta", model, headers, settings=GeminiSettings(**settings))
             backend = remote_backend("gemini", spec, httpx.ASGITransport(server))
             stack.push_async_callback(backend.aclose)
