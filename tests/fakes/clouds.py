@@ -4,13 +4,19 @@ Source: Microsoft's and NVIDIA's API references, langchain-nvidia, and ibm-watso
 replies in tests/clients.
 """
 
-from collections.abc import Mapping
+import json
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 from tests.fakes.openai import rerank_tokens, scores_of
 from tests.fakes.server import ErrorReply, FakeServer, Route, encode_vector, logit_of
 from tests.fakes.tei import tokens_of, vector_of
+from tests.fakes.threaded import serve_in_thread
+from tests.processes.tls_files import Authority
 
 OPENAI_FIELDS = frozenset({"model", "input", "encoding_format", "dimensions", "user"})
 
@@ -138,7 +144,9 @@ class FakeWatsonx(FakeServer):
     def check_key(self, path: str, headers: dict[str, str]) -> None:
         """Check the token, and the version of the API. Raises: ErrorReply."""
         del path
-        if headers.get("authorization") != f"Bearer iam-token-{self.issued}":
+        # On own machines its client sends tokens with the word Basic.
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme not in {"Bearer", "Basic"} or token != f"iam-token-{self.issued}":
             fault = {"code": "authentication_token_expired", "message": "Failed to authenticate the request"}
             raise ErrorReply(401, {"errors": [fault], "trace": "t", "status_code": 401})
         if b"version=" not in self.queries[-1]:
@@ -181,3 +189,28 @@ class FakeWatsonx(FakeServer):
 def _fault(status: int, code: str, message: str) -> ErrorReply:
     errors = [{"code": code, "message": message, "more_info": "https://cloud.ibm.com/apidocs/watsonx-ai"}]
     return ErrorReply(status, {"errors": errors, "trace": "t", "status_code": status})
+
+
+SERVERS: dict[str, Callable[[], FakeServer]] = {
+    "azure": FakeAzure,
+    "nim": FakeNim,
+    "nim-ranking": partial(FakeNim, reranks=True),
+    "watsonx": FakeWatsonx,
+}
+
+
+def main() -> None:
+    """Serve one until the input ends; print its address first, and its requests as JSON at the end.
+
+    A folder as the second argument is for the certificates of HTTPS.
+    """
+    server = SERVERS[sys.argv[1]]()
+    tls = Authority(Path(sys.argv[2])).sign("stub") if len(sys.argv) > 2 else None
+    with serve_in_thread(server, tls) as address:
+        print(address, flush=True)  # noqa: T201
+        sys.stdin.read()
+    print(json.dumps(server.requests))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
