@@ -108,9 +108,9 @@ def _read_file(file: str) -> Any:
     content = json.loads(Path(file).read_bytes())
     kind = content.get("type") if isinstance(content, dict) else None
     if kind == "service_account":
-        return ServiceAccount.from_service_account_info(content, scopes=[SCOPE])
+        return ServiceAccount.from_service_account_info(content, scopes=[SCOPE])  # type: ignore[no-untyped-call]
     if kind == "external_account":
-        return WorkloadIdentity.from_info(content, scopes=[SCOPE])
+        return WorkloadIdentity.from_info(content, scopes=[SCOPE])  # type: ignore[no-untyped-call]
     raise ValueError(f"the file is of type {kind!r}, and neither service_account nor external_account")
 
 
