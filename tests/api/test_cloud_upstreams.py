@@ -1,6 +1,7 @@
 """Gateways in front of Bedrock, Google's APIs and Hugging Face, on sockets, called in several dialects."""
 
 import asyncio
+import base64
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,10 +19,12 @@ from tests.fakes.huggingface import MODEL, FakeRouter
 from tests.fakes.server import FakeServer
 from tests.fakes.tei import score_of, vector_of
 from tests.fakes.threaded import serve_in_thread
+from tests.pictures import encoded, noise
 from tests.waiting import PATIENCE_S
 
 TEXTS = ["red", "green and blue", "cyan"]
 TITAN = "amazon.titan-embed-text-v2:0"
+NOVA = "amazon.nova-2-multimodal-embeddings-v1:0"
 BEDROCK = "backend: bedrock, bedrock: {region: us-east-1}"
 VERTEX = f"backend: vertex, api_key: an-access-token, vertex: {{project: {PROJECT}, location: europe-west4}}"
 HUGGING = f"backend: huggingface, model: {MODEL}, api_key: hf_a-token"
@@ -183,3 +186,30 @@ def test_providers_have_opentelemetrys_names(name: str, provider: str) -> None:
     backend: Any = {"titan": "bedrock"}.get(name, name)
     found = server_of(backend, f"https://x.{REGION}.example.org")
     assert provider == found.provider
+
+
+PICTURE = f"data:image/png;base64,{base64.b64encode(encoded(noise(9, 7, 1))).decode()}"
+MULTIMODAL: dict[str, tuple[FakeServer, str, str]] = {
+    "nova": (FakeBedrock(NOVA), "", f"{BEDROCK}, model: '{NOVA}'"),
+    "cohere": (FakeBedrock("cohere.embed-v4:0"), "", f"{BEDROCK}, model: 'cohere.embed-v4:0'"),
+    "gemini": (
+        FakeGemini("gemini-embedding-2"),
+        "/v1beta",
+        "backend: gemini, model: gemini-embedding-2, api_key: a-google-key",
+    ),
+    "vertex": (FakeVertex("gemini-embedding-2"), "", f"{VERTEX}, model: gemini-embedding-2"),
+}
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+async def test_pictures_and_texts_share_a_call(boot: Boots, served: Any, name: str) -> None:
+    server, path, settings = MULTIMODAL[name]
+    async with boot({}, served(server, path, settings), sockets=True) as gateway:
+        mixed = {"model": "m", "input": [{"image": PICTURE}, "a b"]}
+        reply = await gateway.post("/v1/embeddings", mixed)
+        alone = await gateway.post("/v1/embeddings", {"model": "m", "input": "a b"})
+
+    assert 200 == reply.status_code, reply.text
+    rows = [item["embedding"] for item in reply.json()["data"]]
+    assert rows[1] == pytest.approx(alone.json()["data"][0]["embedding"], abs=1e-6)
+    assert rows[0] != pytest.approx(rows[1], abs=1e-3)
