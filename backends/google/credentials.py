@@ -7,6 +7,7 @@ credentials of the machine. Its transport blocks, so that tokens are fetched in 
 import asyncio
 import json
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,52 @@ def bearer_token(spec: ReplicaSpec, file: str | None) -> BearerToken:
 
     Raises: ModelUnavailable, if google-auth is not installed.
     """
-    try:
-        import google.auth.transport.requests
-        import requests
-    except ImportError as error:
-        raise ModelUnavailable("`backend: vertex` needs the extra `google`") from error
+    # Importing them takes a third of a second, which the thread that fetches tokens has.
+    if find_spec("requests") is None or find_spec("google.auth") is None:
+        raise ModelUnavailable("`backend: vertex` needs the extra `google`")
+    tokens = _Tokens(spec, file)
+
+    async def fetch() -> AccessToken:
+        return await asyncio.to_thread(tokens.fetch)
+
+    return BearerToken(TokenSource(fetch), tokens.aclose)
+
+
+class _Tokens:
+    """Credentials of one upstream, with the connections to their identity service."""
+
+    def __init__(self, spec: ReplicaSpec, file: str | None) -> None:
+        self._spec = spec
+        self._file = file
+        self._session: Any = None
+        self._credentials: Any = None
+
+    def fetch(self) -> AccessToken:
+        """Return a new token; this blocks. Raises: CredentialRefused."""
+        from google.auth.transport.requests import Request
+
+        if self._session is None:
+            self._session = _session(self._spec)
+        request = Request(self._session)
+        if self._credentials is None:
+            self._credentials = _read(self._file, request)
+        try:
+            return _refreshed(self._credentials, request)
+        except CredentialRefused:
+            # The file may have another key by now.
+            self._credentials = None
+            raise
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            self._session.close()
+
+
+def _session(spec: ReplicaSpec) -> Any:
+    """Return connections through the proxy of the upstream, with its authorities."""
+    import requests
+
     session = requests.Session()
     session.trust_env = False
     proxy = proxy_of(TOKEN_ADDRESS, spec.proxy)
@@ -40,21 +82,7 @@ def bearer_token(spec: ReplicaSpec, file: str | None) -> BearerToken:
         session.proxies = {"https": proxy}
     if spec.tls.ca is not None:
         session.verify = spec.tls.ca
-    request = google.auth.transport.requests.Request(session)
-    kept: list[Any] = []
-
-    def fetch() -> AccessToken:
-        if not kept:
-            kept.append(_read(file, request))
-        return _refreshed(kept[0], request)
-
-    async def fetch_in_thread() -> AccessToken:
-        return await asyncio.to_thread(fetch)
-
-    async def close() -> None:
-        session.close()
-
-    return BearerToken(TokenSource(fetch_in_thread), close)
+    return session
 
 
 def _read(file: str | None, request: Any) -> Any:

@@ -58,8 +58,8 @@ def gemini_model(name: str, input_type: Mapping[str, str]) -> HostedModel:
 def vertex_model(name: str, project: str, location: str, input_type: Mapping[str, str]) -> HostedModel:
     """Return a model of Vertex AI, or of the ranking API. input_type: as in `gemini_model`.
 
-    name: a name of Google's, or a path such as publishers/NAME/models/NAME. Of Google's names, those of the
-    first generation and of text models are of `predict`, as its own clients know them.
+    name: a name of Google's, or a path such as publishers/NAME/models/NAME. Older text models have `predict`,
+    and all others `embedContent`, as Google's own client calls them.
     """
     if name.startswith(RANKER):
         return HostedModel(
@@ -74,9 +74,8 @@ def vertex_model(name: str, project: str, location: str, input_type: Mapping[str
     root = f"/v1/projects/{project}/locations/{location}"
     path = f"{root}/{name}" if name.startswith("publishers/") else f"{root}/publishers/google/models/{name}"
     bare = name.rpartition("/")[2]
-    takes_contents = bare != FIRST and ("gemini" in bare or "maas" in bare)
-    route = embeddings.CONTENT if takes_contents else embeddings.PREDICT
-    takes_one = takes_contents or bare == FIRST
+    takes_one = "gemini" in bare or "maas" in bare
+    route = embeddings.CONTENT if takes_one else embeddings.PREDICT
     model = HostedModel(
         name,
         path,

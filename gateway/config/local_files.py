@@ -145,8 +145,7 @@ def upstream_file_problems(
         yield Problem(f"{path}.model", f"there is no folder {model}")
     if (extra := KINDS[upstream.backend].extra) is not None and not _are_installed(extras[extra]):
         yield Problem(f"{path}.backend", missing_extra(extra))
-    section = upstream.kind_settings
-    own = None if section is None else section.extra()
+    own = None if (section := upstream.kind_settings) is None else section.extra()
     if own is not None and not _are_installed(extras[own]):
         yield Problem(f"{path}.{upstream.backend}", missing_extra(own))
     if (upstream.proxy or "").startswith("socks") and not _are_installed(extras["egress"]):

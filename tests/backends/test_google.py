@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from urllib.parse import parse_qs
 
 import httpx
 import jwt
+import msgspec
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -41,7 +43,9 @@ from backends.contract.errors import (
 )
 from backends.google.errors import failure
 from backends.google.kind import GEMINI, GeminiSettings, VertexSettings
-from backends.google.models import vertex_model
+from backends.google.models import gemini_model, vertex_model
+from backends.hosted.adapter import requests_of
+from backends.hosted.models import HostedModel
 from backends.http.client import UpstreamResponse
 from tests.conftest import remote_backend
 from tests.fakes.google import (
@@ -66,6 +70,8 @@ FIRST, NEW, TEXT, RANKER = (
 PICTURE = Image(encoded(noise(9, 7, 1)), "image/png", 9, 7)
 PICTURE_BASE64 = base64.b64encode(PICTURE.data).decode()
 LONG = "w " * 20
+# Written by tests/clients/test_gemini_client.py.
+RECORDED = Path(__file__).parents[1] / "fakes/google_genai_requests.json"
 DOCUMENTS = ("red", "green and blue", "cyan")
 
 OpensGemini = Callable[..., tuple[Backend, FakeGemini]]
@@ -247,7 +253,7 @@ async def test_ranks_in_the_order_of_the_documents(vertex: OpensVertex) -> None:
     ("name", "path"),
     [
         (TEXT, f"publishers/google/models/{TEXT}:predict"),
-        (FIRST, f"publishers/google/models/{FIRST}:predict"),
+        (FIRST, f"publishers/google/models/{FIRST}:embedContent"),
         (NEW, f"publishers/google/models/{NEW}:embedContent"),
         ("publishers/intfloat/models/e5-maas", "publishers/intfloat/models/e5-maas:embedContent"),
     ],
@@ -268,6 +274,38 @@ def test_methods_are_those_of_googles_client(name: str, path: str) -> None:
 def test_addresses(location: str, address: str) -> None:
     assert address == VertexSettings(project=PROJECT, location=location).address()
     assert "https://generativelanguage.googleapis.com/v1beta" == GEMINI.address
+
+
+def as_sent(value: Any) -> Any:
+    """Return a body of Google's client without what means nothing, its names in one spelling."""
+    if isinstance(value, list):
+        return [as_sent(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    names = {"inline_data": "inlineData", "mime_type": "mimeType"}
+    return {names.get(name, name): as_sent(item) for name, item in value.items() if name != "role"}
+
+
+def test_requests_are_those_of_googles_client() -> None:
+    picture = Image(b"png", "image/png", 1, 1)
+    works: dict[str, tuple[HostedModel, Any]] = {
+        "gemini": (gemini_model(FIRST, {}), Embed(("a", "b"), prompt_name="query")),
+        "gemini picture": (gemini_model(NEW, {}), EmbedParts((("a", picture),))),
+        "vertex text": (
+            vertex_model(TEXT, PROJECT, LOCATION, {}),
+            Embed(("a", "b"), prompt_name="document", truncate=Truncate.ERROR),
+        ),
+        "vertex": (vertex_model(FIRST, PROJECT, LOCATION, {}), Embed(("a",), prompt_name="document")),
+        "vertex picture": (vertex_model(NEW, PROJECT, LOCATION, {}), EmbedParts((("a", picture),))),
+    }
+    recorded = json.loads(RECORDED.read_text())
+    assert recorded.keys() == works.keys()
+    for name, (model, work) in works.items():
+        (request,) = requests_of(work, model)
+        path, body = recorded[name]
+        # Google's client calls beta versions of the APIs, too.
+        assert request.path.removeprefix("/v1") == re.sub("^/v1(beta1?)?", "", path), name
+        assert json.loads(msgspec.json.encode(request.body)) == as_sent(body), name
 
 
 # --- access tokens

@@ -104,7 +104,7 @@ class FakeVertex(FakeServer):
         ranking = f"/v1/projects/{PROJECT}/locations/global/rankingConfigs/default_ranking_config:rank"
         if self.model.startswith("semantic-ranker"):
             return {ranking: self._rank}
-        if "gemini" in self.model and self.model != "gemini-embedding-001":
+        if "gemini" in self.model:
             return {f"{self.root}:embedContent": self._content}
         return {f"{self.root}:predict": self._predict}
 
@@ -117,9 +117,8 @@ class FakeVertex(FakeServer):
     def _predict(self, body: dict[str, Any]) -> Any:
         check_fields(body, {"instances"}, {"parameters"})
         check_fields(body.get("parameters", {}), set(), {"autoTruncate", "outputDimensionality"})
-        most = 1 if self.model == "gemini-embedding-001" else 250
-        if len(body["instances"]) > most:
-            raise refusal(400, "INVALID_ARGUMENT", f"at most {most} instances")
+        if len(body["instances"]) > 250:
+            raise refusal(400, "INVALID_ARGUMENT", "at most 250 instances")
         return {"predictions": [self._prediction(item, body) for item in body["instances"]]}
 
     def _prediction(self, item: dict[str, Any], body: dict[str, Any]) -> Any:
