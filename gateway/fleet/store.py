@@ -24,6 +24,8 @@ MEMBERS_MAX = 2048
 MEMBERS_PER_READ = 256
 # Open questions of all gateways, each of which may take `ANSWERS_BYTES_MAX` in Redis.
 QUESTIONS_MAX = 4
+# Those of tenants among them, one of each: some are left for operators.
+TENANTS_QUESTIONS_MAX = 3
 ANSWERS_BYTES_MAX = 4 * 1024 * 1024
 QUESTION_S = 10
 ANSWER_KEPT_S = 30
@@ -48,12 +50,16 @@ class CallFilter(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Question for the recent calls of all gateways. by: the gateway that asks. bytes_max: of each answer."""
+    """Question for the recent calls of all gateways. by: the gateway that asks. bytes_max: of each answer.
+
+    asker: the tenant that asks, empty for an operator.
+    """
 
     id: str
     by: str
     filter: CallFilter
     bytes_max: int
+    asker: str = ""
 
 
 class FleetStore:
@@ -92,11 +98,13 @@ class FleetStore:
         return found
 
     async def ask(self, question: Question) -> bool:
-        """Ask all gateways; return False if as many questions as allowed are open."""
+        """Ask all gateways; return False if as many questions as allowed are open, of a tenant one."""
         argument = {
             "question": msgspec.json.encode(question).decode(),
             "seconds": QUESTION_S,
             "most": QUESTIONS_MAX,
+            "asker": question.asker,
+            "most_of_tenants": TENANTS_QUESTIONS_MAX,
         }
         added = await self._client.run_script(ASK, (QUESTIONS,), msgspec.msgpack.encode(argument))
         return msgspec.msgpack.decode(added, type=bool)

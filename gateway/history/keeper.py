@@ -73,25 +73,30 @@ class HistoryKeeper:
         self.names: dict[int, str] = {}
 
     async def run(self) -> None:
-        """Put and fold once a minute, until cancelled."""
+        """Put and fold once a minute, until cancelled. A minute that fails is logged, and does not end it."""
         try:
             while True:
-                now_s = self._clock()
-                # The processes of a gateway share its cores.
-                delay_s = crc32(self._process.encode()) % 1000 / 1000 * self._spread_s
-                await asyncio.sleep(MINUTE_S - now_s % MINUTE_S)
-                # A reader of the minute that runs sees its calls here or in the store.
-                async with self.lock:
-                    await self.end_minute()
-                    await asyncio.sleep(delay_s)
-                    await self.put_waiting()
-                await self.fold()
+                await asyncio.sleep(MINUTE_S - self._clock() % MINUTE_S)
+                try:
+                    await self._run_minute()
+                except Exception:
+                    logger.exception("a minute of the history has failed; the next one is kept again")
         finally:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_PUT_S):
                     await self.end_minute()
                     await self.put_waiting()
             await self.store.aclose()
+
+    async def _run_minute(self) -> None:
+        # The processes of a gateway share its cores.
+        delay_s = crc32(self._process.encode()) % 1000 / 1000 * self._spread_s
+        # A reader of the minute that runs sees its calls here or in the store.
+        async with self.lock:
+            await self.end_minute()
+            await asyncio.sleep(delay_s)
+            await self.put_waiting()
+        await self.fold()
 
     async def end_minute(self) -> None:
         """Make a part of what was counted since the last one."""
@@ -109,9 +114,16 @@ class HistoryKeeper:
         try:
             while self._waiting:
                 part = self._waiting[0]
-                await self.store.put(part)
-                if self._waiting and self._waiting[0] is part:
-                    self._waiting.popleft()
+                is_done = True
+                try:
+                    await self.store.put(part)
+                except (StoreUnavailable, asyncio.CancelledError):
+                    is_done = False
+                    raise
+                finally:
+                    # A part that cannot be put at all must not hold up those behind it.
+                    if is_done and self._waiting and self._waiting[0] is part:
+                        self._waiting.popleft()
             await self.put_replicas()
         except StoreUnavailable as error:
             self._log(str(error))
@@ -153,15 +165,16 @@ class HistoryKeeper:
 
     def _part(self, entries: Entries, minute: int, number: int) -> tuple[Part, Mapping[int, str]]:
         """Return the part of a minute, and the names of its rows."""
-        table, names = table_of(entries, self._price)
+        table, all_names = table_of(entries, self._price)
+        table = limited(table, PART_TENANTS_MAX)
+        names = {row: all_names[row] for row in table.ids.tolist() if row in all_names}
         if minute * MINUTE_S // HOUR_S != self._names_hour:
             # The store may have lost them.
             self._names_hour = minute * MINUTE_S // HOUR_S
             self._named = set()
         new = {number: name for number, name in names.items() if number not in self._named}
         self._named |= new.keys()
-        content = packed(limited(table, PART_TENANTS_MAX))
-        return Part(minute, f"{self._process}:{number}", content, new), names
+        return Part(minute, f"{self._process}:{number}", packed(table), new), names
 
     async def _fold_hour(self, hour_s: int, minutes: list[int]) -> None:
         version = await self.store.version()

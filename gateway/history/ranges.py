@@ -23,6 +23,8 @@ RANGES_S: Mapping[str, int] = {
 DEFAULT = "1h"
 POINTS_MAX = 400
 STEPS_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+# Later moments are no seconds, and no program shows them as a date.
+MOMENT_MAX_S = 253_402_300_800
 # Time in which the parts of a minute arrive: a minute is shown after it.
 ARRIVAL_S = 5.0
 
@@ -63,6 +65,11 @@ def range_of(
 
 def _between(from_s: float, end_s: float, now_s: float) -> Range:
     """Return the range between two moments. Raises: InvalidInput."""
+    if end_s >= MOMENT_MAX_S:
+        raise InvalidInput(
+            "until: expected seconds since 1970, before the year 10000; they are not milliseconds",
+            param="until",
+        )
     if not 0 <= from_s < end_s:
         raise InvalidInput("from: expected seconds since 1970, before `until`", param="from")
     if from_s >= now_s:

@@ -1,17 +1,14 @@
 """Reader of the kept history, for charts and lists.
 
 A reply adds up the chunks of its range and the parts that are not folded yet. If a fold comes between, it
-reads again. Work on arrays runs on a thread, chunk by chunk, so that 90 days need the memory of one. Replies
-are kept for some seconds, and one read runs at a time: more than a few that wait are refused.
+reads again. Work on arrays runs on a thread, chunk by chunk, so that 90 days need the memory of one.
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Protocol, TypeVar
 
-from gateway.errors import Overloaded
 from gateway.history.folding import readable
 from gateway.history.ranges import Range
 from gateway.history.store import CHUNK_S, MINUTE_S, STEP_S, Chunk, HistoryStore
@@ -22,14 +19,6 @@ CHUNKS_TOGETHER = 17
 # A range of which so many minutes are not folded is incomplete: nothing has folded for hours.
 PARTS_MINUTES_MAX = 300
 ATTEMPTS = 3
-READ_S = 20.0
-WAITING_MAX = 8
-REPLIES_MAX = 64
-REPLY_KEPT_S = 5.0
-# A reply about days changes slowly, and costs more.
-LONG_REPLY_KEPT_S = 30.0
-
-Reply = TypeVar("Reply")
 
 
 class Sums(Protocol):
@@ -67,17 +56,13 @@ class HistoryReader:
         detail: Detail = "all",
     ) -> SomeSums:
         """Add up everything in a range. create: returns sums of nothing. Raises: StoreUnavailable."""
-        async with self._lock or nullcontext():
-            return await self._sum_up(range_, shards, create, detail)
-
-    async def _sum_up(
-        self, range_: Range, shards: Sequence[int], create: Callable[[], SomeSums], detail: Detail
-    ) -> SomeSums:
         sums = create()
         for _ in range(ATTEMPTS):
             version = await self.store.version()
             sums = create()
-            await self._add_parts(range_, sums, detail)
+            # The minute that runs is in one of both. A fold of the parts that were read changes the version.
+            async with self._lock or nullcontext():
+                await self._add_parts(range_, sums, detail)
             places = list(_places(range_, shards))
             for start in range(0, len(places), CHUNKS_TOGETHER):
                 some = places[start : start + CHUNKS_TOGETHER]
@@ -125,47 +110,3 @@ def _add_chunks(
         needed: Detail = "all" if detail == "sum" and not is_whole else detail
         for table in readable([content], needed):
             sums.add(place.start_s, STEP_S[place.resolution], table)
-
-
-class ReplyCache:
-    """Replies of the last seconds, and a queue of those that are being made. clock: monotonic."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._replies: dict[Any, tuple[float, Any]] = {}
-        self._lock = asyncio.Lock()
-        self._waiting = 0
-
-    async def reply(self, key: Any, kept_s: float, make: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Return a reply that was made a moment ago, or make it.
-
-        Raises: Overloaded, and the errors of `make`.
-        """
-        if (found := self._fresh(key)) is not None:
-            return found  # type: ignore[no-any-return]
-        async with self._turn():
-            if (found := self._fresh(key)) is not None:
-                return found  # type: ignore[no-any-return]
-            made = await make()
-            self._replies.pop(key, None)
-            while len(self._replies) >= REPLIES_MAX:
-                del self._replies[next(iter(self._replies))]
-            self._replies[key] = self._clock() + kept_s, made
-            return made
-
-    def _fresh(self, key: Any) -> Any:
-        until_s, reply = self._replies.get(key, (0.0, None))
-        return reply if self._clock() < until_s else None
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        if self._waiting >= WAITING_MAX:
-            raise Overloaded("too many requests for the history wait; try again", retry_after_s=2)
-        self._waiting += 1
-        try:
-            async with asyncio.timeout(READ_S), self._lock:
-                yield
-        except TimeoutError as error:
-            raise Overloaded("the history could not be read in time; try again", retry_after_s=5) from error
-        finally:
-            self._waiting -= 1

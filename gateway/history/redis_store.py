@@ -32,10 +32,13 @@ VERSION = f"{PREFIX}version"
 CHOSEN = f"{PREFIX}chosen"
 # Chunks that one command reads: at most some 500 KB each.
 CHUNKS_PER_READ = 16
+# Names that one command stores, within a millisecond.
+NAMES_PER_PUT = 250
 CHOSEN_S = 150
 EXPIRES_MIN_S = 60
 
 PUT = load_script("put", package="gateway.history")
+PUT_NAMES = load_script("put_names", package="gateway.history")
 FOLD = load_script("fold", package="gateway.history")
 PUT_SPANS = load_script("put_spans", package="gateway.history")
 
@@ -50,18 +53,25 @@ class HistoryInRedis:
 
     async def put(self, part: Part) -> None:
         """Store a part, unless it is there or was folded."""
+        await self._put_names(_names(names_periods(part.minute * 60)[0]), part.names)
         argument = {
             "name": part.name,
             "content": _words(part.content),
             "minute": str(part.minute),
             "kept": PARTS_KEPT_S,
-            "names": [(f"{number:x}", name) for number, name in part.names.items()],
-            "names_kept": (KEPT_DAYS + NAMES_PERIOD_DAYS) * DAY_S,
-            "most": NAMES_MAX,
         }
-        period = names_periods(part.minute * 60)[0]
-        keys = (_minute(part.minute), OPEN, _names(period))
+        keys = (_minute(part.minute), OPEN)
         await self._client.run_script(PUT, keys, msgspec.msgpack.encode(argument))
+
+    async def _put_names(self, key: str, names: Mapping[int, str]) -> None:
+        pairs = [(f"{number:x}", name) for number, name in names.items()]
+        for start in range(0, len(pairs), NAMES_PER_PUT):
+            argument = {
+                "names": pairs[start : start + NAMES_PER_PUT],
+                "kept": (KEPT_DAYS + NAMES_PERIOD_DAYS) * DAY_S,
+                "most": NAMES_MAX,
+            }
+            await self._client.run_script(PUT_NAMES, (key,), msgspec.msgpack.encode(argument))
 
     async def open_minutes(self) -> list[int]:
         """Return the minutes that have parts."""

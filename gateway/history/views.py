@@ -12,7 +12,7 @@ from gateway.history.folding import ALL_SHARDS
 from gateway.history.latencies import quantiles
 from gateway.history.ranges import Range
 from gateway.history.reader import HistoryReader
-from gateway.history.rows import RowKind, row_id
+from gateway.history.rows import RowKind
 from gateway.history.spans import ReplicaSpan, by_replica, spans_of
 from gateway.history.store import DAY_S, HEAD, KEPT_DAYS, Kept, shard_of
 from gateway.history.sums import AllSums, RowSums
@@ -75,7 +75,8 @@ class HistoryTop(msgspec.Struct, frozen=True):
     """Models or tenants with the most of a metric in a range, the first one first.
 
     others: number of those that are not listed. others_total: the metric of them together, with the tenants
-    that were not among the busiest 1,000; null for p95.
+    that were not among the busiest 1,000; null for p95. unnamed_total: the metric of calls that belong to
+    none, such as those that were refused before their body was read; null for p95.
     """
 
     from_s: int
@@ -85,6 +86,7 @@ class HistoryTop(msgspec.Struct, frozen=True):
     data: list[TopRow]
     others: int
     others_total: float | None
+    unnamed_total: float | None
     currency: str | None
 
 
@@ -162,26 +164,35 @@ async def top(
     known = [place for place in np.argsort(-amounts, kind="stable").tolist() if sums[place, CALLS]]
     chosen = [int(ids[place]) for place in known[:limit]]
     wanted = sorted({shard for row in chosen for shard in _shards(row)} | {HEAD})
-    rest = row_id("rest", "") if by == "tenant" else None
     detail: Detail = "all" if with_latencies else "sum"
     series = await reader.sum_up(range_, wanted, lambda: RowSums(range_, chosen), detail)
     data = [_top_row(series, row, metric, names.get(row, f"unknown-{row:x}")) for row in chosen]
-    total: float | None = None
+    others_total: float | None = None
+    unnamed_total: float | None = None
     if not with_latencies:
-        total = float(amounts[known[limit:]].sum())
-        if rest is not None:
-            total += await _of_rest(reader, range_, metric)
-        total = in_currency(round(total)) if metric == "cost" else total
+        rest = await _of_kind(reader, range_, "rest", metric) if by == "tenant" else 0
+        others = float(amounts[known[limit:]].sum()) + rest
+        # The minute that runs may have gone on since the rows were read.
+        unnamed = max(0.0, await _of_kind(reader, range_, "total", metric) - float(amounts.sum()) - rest)
+        if metric == "cost":
+            others, unnamed = in_currency(round(others)), in_currency(round(unnamed))
+        others_total, unnamed_total = others, unnamed
     return HistoryTop(
-        range_.from_s, range_.until_s, range_.step_s, by, data, max(0, len(known) - limit), total, currency
+        range_.from_s,
+        range_.until_s,
+        range_.step_s,
+        by,
+        data,
+        max(0, len(known) - limit),
+        others_total,
+        unnamed_total,
+        currency,
     )
 
 
-async def _of_rest(reader: HistoryReader, range_: Range, metric: TopMetric) -> float:
-    """Return the metric of the tenants that have no row."""
-    found = await reader.sum_up(
-        range_, (HEAD,), lambda: AllSums(range_, "rest", with_latencies=False), "none"
-    )
+async def _of_kind(reader: HistoryReader, range_: Range, kind: RowKind, metric: TopMetric) -> float:
+    """Return the metric of all rows of a kind that has no tenants."""
+    found = await reader.sum_up(range_, (HEAD,), lambda: AllSums(range_, kind, with_latencies=False), "none")
     return float(found.result()[1][:, COLUMN_OF[metric]].sum())
 
 

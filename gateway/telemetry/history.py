@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,8 @@ CALLS_MAX = 250
 FAILED_OF_TENANT = 10
 FAILED_TENANTS = 50
 WRITE_INTERVAL_S = 1.0
+# Removed tenants whose calls other workers may still have in their files.
+FORGOTTEN_MAX = 1000
 FILE_PREFIX = "recent-calls-"
 
 
@@ -207,7 +209,9 @@ class RecentCalls:
         self._ended: deque[tuple[float, CallFinished]] = deque(maxlen=CALLS_MAX)
         # By tenant, the one that failed last at the end.
         self._failed: OrderedDict[str | None, deque[tuple[float, CallFinished]]] = OrderedDict()
-        self._written_s = 0.0
+        self._is_written = True
+        # When tenants were removed: their calls until then belong to no tenant of the same name.
+        self._forgotten: dict[str | None, float] = {}
         # Of other workers, with the time of the file's change.
         self._read_files: dict[Path, tuple[int, list[RecentCall]]] = {}
 
@@ -216,8 +220,21 @@ class RecentCalls:
         if isinstance(event, CallFinished) and not is_monitoring(event.route):
             ended = self._clock(), event
             self._ended.append(ended)
+            self._is_written = False
             if event.outcome != "ok":
                 self._keep_failed(ended)
+
+    def forget(self, tenants: Collection[str]) -> None:
+        """Drop the calls of removed tenants: another tenant of the same name must not see them."""
+        self._ended = deque((ended for ended in self._ended if ended[1].tenant not in tenants), CALLS_MAX)
+        now_s = self._clock()
+        for tenant in tenants:
+            self._failed.pop(tenant, None)
+            self._forgotten.pop(tenant, None)
+            self._forgotten[tenant] = now_s
+        while len(self._forgotten) > FORGOTTEN_MAX:
+            del self._forgotten[next(iter(self._forgotten))]
+        self._is_written = False
 
     def _keep_failed(self, ended: tuple[float, CallFinished]) -> None:
         tenant = ended[1].tenant
@@ -232,7 +249,13 @@ class RecentCalls:
         tenant: whose calls alone are returned, None for all.
         """
         others = (call for file in self._other_files() for call in self._read(file))
-        found = self._own(tenant) + [call for call in others if tenant in {None, call.tenant}]
+        found = self._own(tenant) + [
+            call
+            for call in others
+            if tenant in {None, call.tenant} and call.at_s > self._forgotten.get(call.tenant, 0.0)
+        ]
+        # Of calls that ended in the same millisecond, the last one is the newest.
+        found.reverse()
         found.sort(key=attrgetter("at_s"), reverse=True)
         failed = [call for call in found[CALLS_MAX:] if call.outcome != "ok"]
         return found[:CALLS_MAX] + failed[: FAILED_TENANTS * FAILED_OF_TENANT]
@@ -258,9 +281,9 @@ class RecentCalls:
 
     def write(self) -> None:
         """Write this worker's calls for the others, if there are new ones."""
-        if self._file is None or not self._ended or self._ended[-1][0] == self._written_s:
+        if self._file is None or self._is_written:
             return
-        self._written_s = self._ended[-1][0]
+        self._is_written = True
         partial = self._file.with_suffix(".partial")
         try:
             partial.write_bytes(msgspec.json.encode(self._own()))

@@ -53,15 +53,21 @@ FILE_NAME = "tenants.json"
 DAYS_NAME = "key-days.json"
 # Some 50,000 keys.
 FILE_BYTES_MAX = 16 * 1024 * 1024
+# Workers read a change within a second.
+REMOVED_KEPT_S = 60.0
 Result = TypeVar("Result")
 
 
 class _Content(msgspec.Struct):
-    """Content of the file: keys by id, tenants by name, and the records of the last change."""
+    """Content of the file: keys by id, tenants by name, and the records of the last change.
+
+    removed: when tenants were removed lately, in seconds since 1970.
+    """
 
     keys: dict[str, StoredKey] = {}
     tenants: dict[str, config.TenantConfig] = {}
     records: tuple[AuditRecord, ...] = ()
+    removed: dict[str, float] = {}
 
 
 def _given(settings: config.TenantConfig) -> dict[str, Any]:
@@ -197,6 +203,12 @@ class FileTenantStore:
                 del content.keys[id_]
             settings = content.tenants.pop(name, None)
             is_removed = settings is not None or bool(owned)
+            if is_removed:
+                now_s = time.time()
+                lately = {
+                    known: at_s for known, at_s in content.removed.items() if at_s > now_s - REMOVED_KEPT_S
+                }
+                content.removed = lately | {name: now_s}
             return is_removed, tenant_removed(name, settings, owned, by) if is_removed else ()
 
         return await self._change(remove)
@@ -230,6 +242,10 @@ class FileTenantStore:
         """Return nothing: a gateway keeps nothing of a file that was removed."""
         del since_s
         return frozenset()
+
+    async def removed_tenants(self, since_s: float) -> frozenset[str]:
+        """Return the tenants that operators have removed since, some of which may be there again."""
+        return frozenset(name for name, at_s in self._read().removed.items() if at_s >= since_s)
 
     async def aclose(self) -> None:
         """Do nothing: no file stays open."""

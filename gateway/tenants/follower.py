@@ -48,7 +48,8 @@ class KeyFollower:
 
     grace_s: how long the stored keys stay valid while the store is down, or after it has lost them.
     on_change: called after the keyring has changed. clock: the wall clock, which the keyring uses too.
-    snapshot: file of the stored keys, None if there is no folder for it.
+    snapshot: file of the stored keys, None if there is no folder for it. on_removed: called with the names of
+    tenants that operators have removed, also if they are there again.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class KeyFollower:
         *,
         observe: Observe = lambda _: None,
         snapshot: SnapshotFile | None = None,
+        on_removed: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
         self.store = store
         self._keyring = keyring
@@ -69,6 +71,7 @@ class KeyFollower:
         self._clock = clock
         self._observe = observe
         self._snapshot = snapshot
+        self._on_removed = on_removed
         # The store as it was last read, or as the snapshot has it.
         self._seen: StoreState | None = None
         self._seen_s = time.monotonic()
@@ -203,6 +206,7 @@ class KeyFollower:
             sent_s = self._clock()
             state = await self.store.look()
             self._keyring.follow_clock(state.clock_s - (sent_s + self._clock()) / 2)
+            await self._report_removed(state)
             await self._follow(state)
         except StoreUnavailable as error:
             self._record_trouble(error)
@@ -212,6 +216,14 @@ class KeyFollower:
         # A store that refuses to be written to can still be read.
         with suppress(StoreUnavailable):
             await self._share_first_key(state.first_key)
+
+    async def _report_removed(self, state: StoreState) -> None:
+        """Report tenants that were removed since the store was seen. Raises: StoreUnavailable."""
+        if self._seen is None or self._seen.version == state.version:
+            return
+        removed = await self.store.removed_tenants(self._seen.clock_s)
+        if removed := removed.difference(self._keyring.file_tenants):
+            self._on_removed(removed)
 
     async def _follow(self, state: StoreState) -> None:
         """Take over the store's content if it has changed. Raises: StoreUnavailable."""

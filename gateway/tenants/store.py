@@ -350,6 +350,15 @@ class TenantStore:
         removed = await self._client.execute("ZRANGEBYSCORE", REMOVALS, int(since_s), "+inf")
         return frozenset(map(_text, removed))
 
+    async def removed_tenants(self, since_s: float) -> frozenset[str]:
+        """Return the tenants that operators have removed since, some of which may be there again.
+
+        since_s: on the clock of Redis.
+        """
+        removed = await self._client.execute("ZRANGEBYSCORE", REMOVALS, f"{since_s:.6f}", "+inf")
+        prefix = removal_of_tenant("")
+        return frozenset(name.removeprefix(prefix) for name in map(_text, removed) if name.startswith(prefix))
+
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()

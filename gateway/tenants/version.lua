@@ -11,8 +11,9 @@ end
 -- Remember for `kept` seconds that operators removed something: a gateway which keeps it after a loss of data must
 -- not. removed: name of a key or a tenant, after `key ` or `tenant `.
 local function record_removal(key, removed, kept)
-  local now = tonumber(redis.call('TIME')[1])
-  redis.call('ZADD', key, now, removed)
+  local time = redis.call('TIME')
+  local now = tonumber(time[1])
+  redis.call('ZADD', key, string.format('%d.%06d', time[1], time[2]), removed)
   redis.call('ZREMRANGEBYSCORE', key, '-inf', now - kept)
   redis.call('EXPIRE', key, kept)
 end

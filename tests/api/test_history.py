@@ -1,8 +1,15 @@
 """/admin/history, those below it, and /usage/history: content, access and errors."""
 
+import asyncio
+
 import pytest
 
-from gateway.history.ranges import range_of
+from gateway.api.operators.history import HistoryApi
+from gateway.api.operators.reply_cache import WAITING_MAX
+from gateway.errors import Overloaded
+from gateway.history.keeper import HistoryKeeper
+from gateway.history.ranges import RANGES_S, range_of
+from gateway.history.sqlite_store import HistoryInSqlite
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots
 from tests.fakes.tei import FakeTei
@@ -47,6 +54,31 @@ async def test_calls_of_the_running_minute_are_shown(boot: Boots) -> None:
     assert replicas.json()["data"][0]["spans"][-1]["state"] == "up", replicas.text
 
 
+async def test_calls_of_no_model_are_beside_the_list_of_models(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}, f"{TENANT}{CONFIG}") as gateway:
+        await gateway.post(OPENAI, {"input": "x", "model": "bge"})
+        # Refused before its body is read.
+        wrong = await gateway.post(OPENAI, {"input": "x", "model": "bge"}, authorization="Bearer wrong")
+        tops = {
+            (by, metric): (
+                await gateway.client.get(f"/admin/history/top?by={by}&metric={metric}", headers=HERE)
+            ).json()
+            for by in ("model", "tenant")
+            for metric in ("calls", "failed", "tokens", "cost", "p95")
+        }
+    assert 401 == wrong.status_code
+    unnamed = {key: top["unnamed_total"] for key, top in tops.items()}
+    assert {"model", "tenant"} == {
+        by for (by, metric), found in unnamed.items() if (metric, found) == ("calls", 1)
+    }
+    assert {"model", "tenant"} == {
+        by for (by, metric), found in unnamed.items() if (metric, found) == ("failed", 1)
+    }
+    assert {0} == {found for (_, metric), found in unnamed.items() if metric in {"tokens", "cost"}}
+    assert {None} == {found for (_, metric), found in unnamed.items() if metric == "p95"}
+    assert [("bge", 1)] == [(row["name"], row["calls"]) for row in tops["model", "calls"]["data"]]
+
+
 async def test_what_cannot_be_shown_is_refused_in_the_callers_dialect(boot: Boots) -> None:
     wrong = {
         "/admin/history?range=2h": "none of 15m, 1h",
@@ -57,6 +89,9 @@ async def test_what_cannot_be_shown_is_refused_in_the_callers_dialect(boot: Boot
         "/admin/history?from=nan": "before `until`",
         "/admin/history?from=-1": "before `until`",
         "/admin/history?from=1e300": "before `until`",
+        "/admin/history?from=0&until=1e308": "until: expected seconds since 1970, before the year 10000",
+        "/admin/history?from=1&until=1790000000000": "not milliseconds",
+        "/admin/history/replicas?from=0&until=inf": "before the year 10000",
         "/admin/history?from=1&until=2": "90 days",
         "/admin/history?model=bge&tenant=acme": "cannot be combined",
         "/admin/history?model=": "from 1 to 256",
@@ -132,3 +167,21 @@ def test_a_zoom_has_minutes_only_where_they_are_kept() -> None:
     assert (recent.step_s, recent.resolution) == (60, "minute")
     assert (old.step_s, old.resolution) == (3600, "hour")
     assert (long.step_s, long.steps <= 402) == (21600, True)
+
+
+async def test_a_tenant_that_reads_much_delays_no_other() -> None:
+    keeper = HistoryKeeper(HistoryInSqlite(None), "p", lambda _: 0)
+    api = HistoryApi(keeper, lambda: None, str, lambda _: True, is_alone=True)
+    ranges = [range_of("1h", None, None, 1e9 + at * 3600, with_current=True) for at in range(WAITING_MAX)]
+    async with keeper.lock:
+        greedy = [asyncio.create_task(api.chart(each, "tenant", "greedy", "tenant")) for each in ranges]
+        await asyncio.sleep(0)
+        last = range_of("1h", None, None, 0.5e9, with_current=True)
+        with pytest.raises(Overloaded):
+            await api.chart(last, "tenant", "greedy", "tenant")
+        other = asyncio.create_task(api.chart(ranges[0], "tenant", "other", "tenant"))
+        operator = [asyncio.create_task(api.chart(api.range_of(name, None, None))) for name in RANGES_S]
+        await asyncio.sleep(0)
+    for chart in await asyncio.gather(other, *operator, *greedy):
+        assert chart.points
+    await keeper.store.aclose()

@@ -50,6 +50,21 @@ async def test_the_page_has_own_files_only_relative_to_itself(boot: Boots, path:
     assert [] == markup.inline
 
 
+@pytest.mark.parametrize(
+    "path", ["//docs", "/docs//", "//docs/reference", "/docs//reference", "/docs/reference//"]
+)
+async def test_an_address_from_which_no_file_is_found_has_no_page(boot: Boots, path: str) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.get(f"http://gateway{path}", headers={"authorization": ""})
+    assert 404 == reply.status_code, reply.text
+
+
+async def test_a_slash_at_the_end_of_the_older_address_is_redirected_below_any_path(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.get("/docs/reference/", headers={"authorization": ""})
+    assert (308, "../reference") == (reply.status_code, reply.headers["location"])
+
+
 @pytest.mark.parametrize("path", ["/docs", *FILES])
 async def test_files_need_no_key_and_carry_the_policy(boot: Boots, path: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:

@@ -130,6 +130,20 @@ async def test_new_keys_and_tenants_apply_to_the_next_call(boot: Boots) -> None:
         assert 200 == await running
 
 
+async def test_a_tenant_that_leaves_the_file_leaves_no_call_to_its_successor(boot: Boots) -> None:
+    async def calls(key: str) -> int:
+        reply = await gateway.client.get("/usage/calls", headers={"authorization": f"Bearer {key}"})
+        return len(reply.json()["calls"])
+
+    async with boot({"old": FakeTei()}, f"{TENANTS}{ONE}") as gateway:
+        for key in (KEY, "other"):
+            assert await embed(gateway, key=key) == 200
+        only = TENANTS.replace(", globex", ", else")
+        gateway.follow(f"{only}{ONE}")
+        gateway.follow(f"{TENANTS}{ONE}")
+        assert [await calls(KEY), await calls("other")] == [1, 0]
+
+
 async def test_an_added_model_gets_no_request_of_the_only_model_of_the_file(boot: Boots) -> None:
     one, added = FakeTei(model_type=CLASSIFIER), FakeTei()
     async with boot({"old": one, "new": added}, ONE) as gateway:

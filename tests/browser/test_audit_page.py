@@ -105,7 +105,10 @@ def test_filters_and_saves_what_is_filtered(audit: ObservedPage, stand: ConsoleS
         stand.patch("sought", {"weight": number + 2})
     stand.make_tenant("other")
     page.get_by_label("Search", exact=True).fill("SOUGHT")
+    # What is typed filters after a pause.
+    page.wait_for_url("**search=SOUGHT**")
     page.get_by_label("Action", exact=True).select_option("change")
+    page.wait_for_url("**action=change**")
     page.wait_for_selector("#audit [role=status]:text-is('50 rows')")
     with page.expect_download() as download:
         page.get_by_role("button", name="Save as CSV").click()

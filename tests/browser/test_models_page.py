@@ -194,6 +194,7 @@ def test_finds_one_of_many_names(browser: Any, stand: Stand) -> None:
     found = []
     for name in (LONG, FROM_THE_RIGHT, HAN):
         page.get_by_label("Filter: Models").fill(name)
+        page.locator("#models tbody td:first-child a").filter(has_text=name).wait_for()
         page.wait_for_selector("#models span[role=status]:text-is('1 row')")
         found.append(page.inner_text("#models tbody td:first-child a"))
     page.get_by_label("Filter: Models").fill("org/model-")

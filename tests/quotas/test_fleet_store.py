@@ -12,7 +12,7 @@ from gateway.errors import Overloaded
 from gateway.fleet import fleet as fleet_module
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.members import Member
-from gateway.fleet.store import PREFIX, QUESTIONS_MAX, CallFilter, FleetStore, Question
+from gateway.fleet.store import PREFIX, QUESTIONS_MAX, TENANTS_QUESTIONS_MAX, CallFilter, FleetStore, Question
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.history import RecentCall
 from tests.quotas.redis_server import RedisServer
@@ -126,6 +126,31 @@ async def test_open_questions_have_a_bound(stand: Stand) -> None:
         assert await stand.store.ask(Question(str(number), "z", CallFilter(), 100))
     with pytest.raises(Overloaded):
         await asking.calls(CallFilter())
+
+
+async def test_one_tenant_has_one_question_and_tenants_leave_room_for_operators(stand: Stand) -> None:
+    def question(number: int, asker: str = "") -> Question:
+        return Question(str(number), "z", CallFilter(), 100, asker)
+
+    assert await stand.store.ask(question(0, "acme"))
+    assert not await stand.store.ask(question(1, "acme"))
+    for number in range(1, TENANTS_QUESTIONS_MAX):
+        assert await stand.store.ask(question(number, f"other-{number}"))
+    assert not await stand.store.ask(question(8, "one-more"))
+    assert await stand.store.ask(question(9))
+
+
+async def test_a_tenant_waits_for_the_question_of_another(stand: Stand) -> None:
+    asking, _ = stand.join("a"), stand.join("b", calls("b", 1))
+    await stand.wait_for("a", "b")
+    open_ = [Question(str(number), "z", CallFilter(), 100, f"t-{number}") for number in range(3)]
+    for question in open_:
+        assert await stand.store.ask(question)
+    waiting = asyncio.create_task(asking.calls(CallFilter(), asker="acme"))
+    await asyncio.sleep(0)
+    await stand.store.take_answers(open_[0])
+    async with asyncio.timeout(PATIENCE_S):
+        assert ["b-0"] == [call.request_id for call in (await waiting).calls]
 
 
 async def test_records_of_another_release_are_left_out(stand: Stand, redis: RedisServer) -> None:

@@ -8,14 +8,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.events import CallFinished
+from gateway.history import keeper as keeper_module
+from gateway.history.folding import PART_TENANTS_MAX
 from gateway.history.keeper import WAITING_MAX, HistoryKeeper
 from gateway.history.ranges import Range
 from gateway.history.reader import HistoryReader
-from gateway.history.redis_store import PREFIX, HistoryInRedis
+from gateway.history.redis_store import NAMES_PER_PUT, PREFIX, PUT_NAMES, HistoryInRedis
 from gateway.history.rows import TOTAL_ID, row_id
 from gateway.history.sqlite_store import HistoryInSqlite
 from gateway.history.store import DAY_S, HOUR_S, HistoryStore, Part, names_periods
@@ -218,6 +222,66 @@ async def test_a_redis_that_is_away_delays_parts_and_nothing_else(own_redis: Red
     await store.aclose()
 
 
+async def test_names_are_stored_of_rows_of_the_part_and_in_batches(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, client = list[int](), RedisClient(own_redis.url, PATIENCE_S)
+    run_script = client.run_script
+
+    async def noted(script: Any, keys: Any, argument: bytes) -> Any:
+        if script is PUT_NAMES:
+            sizes.append(len(msgspec.msgpack.decode(argument)["names"]))
+        return await run_script(script, keys, argument)
+
+    monkeypatch.setattr(client, "run_script", noted)
+    store = HistoryInRedis(client)
+    keeper = HistoryKeeper(store, "p", lambda _: 0, None, Clock())
+    for at in range(PART_TENANTS_MAX + 2000):
+        count(keeper, f"tenant-{at}", 1 + (at < PART_TENANTS_MAX))
+    await keeper.end_minute()
+    await keeper.put_waiting()
+    names = await store.names()
+    assert set(names.values()) == {"m", *(f"tenant-{at}" for at in range(PART_TENANTS_MAX))}
+    assert set(keeper.names.values()) == set(names.values())
+    assert max(sizes) == NAMES_PER_PUT
+    assert sum(sizes) == PART_TENANTS_MAX + 1
+    await store.aclose()
+
+
+class Failing(HistoryInSqlite):
+    """Store in memory that fails at some minutes, as a fault of the gateway would have it."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__(None)
+        self.failures = failures
+
+    async def put(self, part: Part) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise LookupError("a fault")
+        await super().put(part)
+
+
+async def test_a_fault_ends_one_minute_and_not_the_keeper(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keeper_module, "MINUTE_S", 0.05)
+    store = Failing(failures=1)
+    keeper = HistoryKeeper(store, "p", lambda _: 0)
+    count(keeper, "acme", 1)
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(PATIENCE_S):
+        while not await store.open_minutes():
+            count(keeper, "acme", 1)
+            await asyncio.sleep(0.01)
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert "a minute of the history has failed" in record.message
+    assert record.exc_info is not None
+
+
 async def test_all_keys_have_one_hash_tag_and_expire(own_redis: RedisServer) -> None:
     clock, store = Clock(), HistoryInRedis(RedisClient(own_redis.url, PATIENCE_S))
     keepers = [HistoryKeeper(store, name, lambda _: 0, None, clock) for name in ("p", "q")]
@@ -242,6 +306,8 @@ CHILD = """
 import asyncio, sys, time
 from pathlib import Path
 from gateway.events import CallFinished
+from gateway.history import keeper as keeper_module
+from gateway.history.folding import PART_TENANTS_MAX
 from gateway.history.keeper import HistoryKeeper
 from gateway.history.sqlite_store import HistoryInSqlite
 

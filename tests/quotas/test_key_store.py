@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from tests.actors import TESTER
 from tests.conftest import KEY, Boots, request_with
 from tests.fakes.tei import FakeTei
 from tests.quotas.redis_server import RedisServer, opened
+from tests.waiting import PATIENCE_S
 
 CONFIG = """
 listen: 0.0.0.0:8080
@@ -193,6 +195,40 @@ async def test_requests_with_a_new_key_are_no_guesses(own_redis: RedisServer) ->
 
     assert ["Unauthenticated"] * GUESSES_MAX == before
     assert ["ok", *["Unauthenticated"] * GUESSES_MAX, "AuthThrottled"] == after
+
+
+async def test_a_tenant_that_is_made_again_sees_no_calls_of_its_predecessor(
+    boot: Boots, own_redis: RedisServer
+) -> None:
+    async def new_key(gateway: Any) -> dict[str, str]:
+        await gateway.client.put("/admin/tenants/acme", json={})
+        created = (await gateway.post("/admin/keys", {"tenant": "acme"})).json()
+        return bearer(created["key"])
+
+    async def calls(gateway: Any, key: dict[str, str], query: str = "") -> list[str]:
+        reply = await gateway.client.get(f"/usage/calls{query}", headers=key)
+        return [call["request_id"] for call in reply.json()["calls"]]
+
+    body = {"model": "bge", "input": "x"}
+    async with (
+        boot({"tei-0": FakeTei()}, config(own_redis)) as first,
+        boot({"tei-0": FakeTei()}, config(own_redis)) as second,
+        opened(own_redis) as store,
+    ):
+        before = await new_key(first)
+        await first.post("/v1/embeddings", body, x_request_id="old", **before)
+        await first.post("/v1/embeddings", body, x_request_id="of-operator")
+        assert ["old"] == await calls(first, before)
+        # At the second gateway, so quickly that the first one never sees it gone.
+        await store.remove_tenant("acme", by=TESTER)
+        after = await new_key(second)
+        async with asyncio.timeout(PATIENCE_S):
+            while (await first.client.get("/usage/calls", headers=after)).status_code != 200:  # noqa: ASYNC110 - another task reads Redis
+                await asyncio.sleep(0.02)
+        assert [] == await calls(first, after)
+        await first.post("/v1/embeddings", body, x_request_id="new", **after)
+        assert ["new"] == await calls(first, after)
+        assert "old" not in (await first.client.get("/admin/calls")).text
 
 
 async def test_keys_expire_by_the_clock_of_redis(own_redis: RedisServer) -> None:

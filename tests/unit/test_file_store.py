@@ -169,6 +169,27 @@ async def test_another_worker_follows_a_change(path: Path) -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_another_worker_notices_a_tenant_that_is_removed_and_there_again(path: Path) -> None:
+    writer, removed = FileTenantStore(path), list[str]()
+    keyring = Keyring({"file": TenantConfig()}, None, has_store=True)
+    await writer.put_tenant("acme", TenantConfig(), by=TESTER)
+    follower = KeyFollower(keyring, FileTenantStore(path), 60.0, lambda: None, on_removed=removed.extend)
+    running = asyncio.create_task(follower.run())
+    await follower.refresh()
+    for name in ("acme", "file"):
+        await writer.put_tenant(name, TenantConfig(), by=TESTER)
+        await writer.remove_tenant(name, by=TESTER)
+        await writer.put_tenant(name, TenantConfig(weight=2), by=TESTER)
+    await follower.refresh()
+    # The tenant of router.yaml is still there.
+    assert ["acme"] == removed
+    await writer.put_tenant("globex", TenantConfig(), by=TESTER)
+    await follower.refresh()
+    assert ["acme"] == removed
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     "content", [b"[]", b"{", b'{"keys": {"a": 1}}', b'{"tenants": {"a": {"limits": {"tokens_per_hair": 1}}}}']
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.events import AttemptFinished, CallFinished
-from gateway.telemetry.history import CALLS_MAX, FAILED_OF_TENANT, FAILED_TENANTS, RecentCalls
+from gateway.telemetry.history import CALLS_MAX, FAILED_OF_TENANT, FAILED_TENANTS, FORGOTTEN_MAX, RecentCalls
 
 
 def call(request_id: str, route: str = "/v1/embeddings") -> CallFinished:
@@ -97,3 +97,43 @@ def test_the_number_of_kept_failures_is_bounded() -> None:
     for number in range(CALLS_MAX):
         recent.observe(call(str(number)))
     assert len(recent.calls()) == CALLS_MAX + FAILED_TENANTS * FAILED_OF_TENANT
+
+
+def test_calls_of_a_removed_tenant_are_forgotten_by_all_workers(tmp_path: Path) -> None:
+    clock = ticking()
+    workers = [RecentCalls(tmp_path, worker, clock) for worker in range(2)]
+    for worker in workers:
+        worker.observe(call("of its predecessor"))
+        worker.observe(failed_call("failed", "acme"))
+        worker.observe(failed_call("of another", "globex"))
+        worker.write()
+    workers[0].forget({"acme"})
+    # The other one has not noticed yet.
+    assert {"of another"} == {found.request_id for found in workers[0].calls()}
+    assert not workers[0].calls("acme")
+    workers[0].write()
+    assert 4 == len(workers[1].calls()), "its own, and what the first one has left"
+    workers[1].forget({"acme"})
+    workers[1].write()
+    workers[0].observe(call("new"))
+    workers[0].write()
+    assert ["new"] == [found.request_id for found in workers[1].calls("acme")]
+    assert ["new"] == [found.request_id for found in RecentCalls(tmp_path, 2, clock).calls("acme")]
+    workers[0].forget({"acme"})
+    workers[1].forget({"globex", "acme"})
+    for worker in workers:
+        worker.write()
+    assert ["of another"] == [found.request_id for found in workers[0].calls()]
+
+
+def test_calls_that_end_at_the_same_time_are_in_order() -> None:
+    recent = RecentCalls(clock=lambda: 1.0)
+    for name in ("first", "second"):
+        recent.observe(call(name))
+    assert ["second", "first"] == [found.request_id for found in recent.calls()]
+
+
+def test_the_number_of_forgotten_tenants_is_bounded() -> None:
+    recent = RecentCalls(clock=ticking())
+    recent.forget([f"tenant-{number}" for number in range(FORGOTTEN_MAX * 2)])
+    assert FORGOTTEN_MAX == len(recent._forgotten)

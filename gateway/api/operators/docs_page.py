@@ -20,9 +20,11 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from gateway.api.document.complete import completed
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.responses import NO_KEY
+from gateway.errors import NotFound
 
 FOLDER = Path(__file__).parent / "page"
-PAGES = ("/docs", "/docs/reference")
+# Address of a page as it was sent, to which the names of its files are relative → what its files are below.
+PAGES = {b"/docs": "docs/", b"/docs/": "", b"/docs/reference": ""}
 HTML, SCRIPT, STYLE, JSON = "text/html", "text/javascript", "text/css", "application/json"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -84,12 +86,17 @@ def _file(name: str) -> Packed:
 def page_response(request: Request[Any, Any, Any], *, has_console: bool) -> Response[bytes]:
     """Return the page at /docs, and at /docs/reference, its older address.
 
-    has_console: the console is served at the address that the request came to.
+    has_console: the console is served at the address that the request came to. Raises: NotFound.
     """
-    # As it was sent: the router removes a slash at the end, to which the names of files are relative too.
-    is_below = request.scope["raw_path"].partition(b"?")[0] != b"/docs"
-    page = _page("" if is_below else "docs/", ("../ui" if is_below else "ui") if has_console else "")
-    return page.response(request, HTML)
+    path = request.scope["raw_path"].partition(b"?")[0]
+    if path == b"/docs/reference/":
+        # Relative: the gateway does not know below which path a proxy serves it.
+        return Response(b"", status_code=308, headers={"location": "../reference"}, media_type="text/plain")
+    # The router takes other spellings, such as //docs, for the same page, which would find no file.
+    if (files := PAGES.get(path)) is None:
+        raise NotFound("there is no page at this address; the documentation is at /docs")
+    console = "ui" if path == b"/docs" else "../ui"
+    return _page(files, console if has_console else "").response(request, HTML)
 
 
 _preparing = asyncio.Lock()
@@ -116,7 +123,7 @@ async def answer(request: Request[Any, Any, Any], *, has_console: bool) -> Respo
     path = request.scope["path"].rstrip("/")
     if path == "/docs/openapi.json":
         return await document_response(request)
-    return page_response(request, has_console=has_console) if path in PAGES else None
+    return page_response(request, has_console=has_console) if path in {"/docs", "/docs/reference"} else None
 
 
 def _spec(media_type: str, description: str) -> dict[int, ResponseSpec]:

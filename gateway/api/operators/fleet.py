@@ -1,6 +1,5 @@
 """Operator endpoints of a gateway among others: its drain, the fleet, and the recent calls of all of them."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -14,12 +13,13 @@ from gateway import __version__
 from gateway.api.operators.access import OPERATORS
 from gateway.api.operators.pages import LIMIT_MAX, check_limit, moment_of
 from gateway.api.operators.probes import Readiness
+from gateway.api.operators.reply_cache import ReplyCache
 from gateway.api.operators.status import STATUS, StatusSource
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.audit.records import Actor, new_record
 from gateway.audit.trail import AuditTrail
 from gateway.config.identity import Identity
-from gateway.errors import DeadlineExceeded, NotFound, Overloaded
+from gateway.errors import DeadlineExceeded, NotFound
 from gateway.events import GatewayDrained
 from gateway.fleet.fleet import Fleet, FleetCalls, chosen
 from gateway.fleet.members import DRAINED_SHOWN, FleetReport, Load, Member
@@ -31,8 +31,6 @@ from gateway.telemetry.totals import Totals
 FAILURES = document_errors(TEI)
 # Time for which a load is good: it is read from the metrics, which takes milliseconds with many workers.
 LOAD_GOOD_S = 4.0
-# Asking all gateways takes about so long.
-TENANTS_RETRY_S = 5
 # Asks the parent process to drain this gateway, or to put it back. Raises: TimeoutError.
 SetDrain = Callable[[bool], Awaitable[GatewayDrained]]
 
@@ -126,15 +124,14 @@ class FleetApi:
         self.description = description
         self.fleet = fleet
         self._set_drain = set_drain
-        # Tenants ask all gateways in turns, so that operators may ask at any time.
-        self._tenants = asyncio.Lock()
+        # Tenants ask all gateways in turns, so that operators may ask at any time. No reply is kept.
+        self._tenants = ReplyCache("the calls of all gateways")
 
-    async def calls_for_tenant(self, wanted: CallFilter) -> FleetCalls:
+    async def calls_for_tenant(self, tenant: str, wanted: CallFilter) -> FleetCalls:
         """Return a tenant's recent calls of all gateways. Raises: Overloaded."""
-        if self._tenants.locked():
-            raise Overloaded("another key is asking all gateways; try again", retry_after_s=TENANTS_RETRY_S)
-        async with self._tenants:
-            return await self.fleet.calls(wanted)
+        return await self._tenants.reply(
+            wanted, 0.0, lambda: self.fleet.calls(wanted, asker=tenant), asker=tenant
+        )
 
     async def drain(self, *, is_drained: bool) -> DrainReport:
         """Take this gateway out of its load balancers, or put it back. Raises: NotFound, DeadlineExceeded."""

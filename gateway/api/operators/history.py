@@ -11,6 +11,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter
 
 from gateway.api.operators.access import OPERATORS
+from gateway.api.operators.reply_cache import ReplyCache
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
@@ -19,7 +20,7 @@ from gateway.errors import InvalidInput, NotFound, QuotaUnavailable
 from gateway.history import views
 from gateway.history.keeper import HistoryKeeper
 from gateway.history.ranges import Range, range_of
-from gateway.history.reader import LONG_REPLY_KEPT_S, REPLY_KEPT_S, HistoryReader, ReplyCache
+from gateway.history.reader import HistoryReader
 from gateway.history.rows import TOTAL_ID, RowKind, row_id
 from gateway.history.store import HOUR_S
 from gateway.history.views import HistoryChart, HistoryTop, ReplicasHistory, TopMetric
@@ -27,6 +28,9 @@ from gateway.store.errors import StoreUnavailable
 
 FAILURES = document_errors(TEI)
 TOP_MAX = 100
+REPLY_KEPT_S = 5.0
+# A reply about days changes slowly, and costs more.
+LONG_REPLY_KEPT_S = 30.0
 # Of names that are not known: no name has more.
 NAME_CHARACTERS_MAX = 256
 Reply = TypeVar("Reply")
@@ -62,7 +66,7 @@ class HistoryApi:
             else HistoryReader(keeper.store, lambda: None)
         )
         # A tenant that asks for many charts delays no operator.
-        self._replies = {"operator": ReplyCache(), "tenant": ReplyCache()}
+        self._replies = {"operator": ReplyCache("the history"), "tenant": ReplyCache("the history")}
 
     def range_of(
         self, name: str | None, from_s: float | None, until_s: float | None, *, with_current: bool = False
@@ -89,7 +93,7 @@ class HistoryApi:
                 row = row_id(kind, self._counted_name(kind, name))
             return await views.chart(self._reader, range_, row, names, self._currency())
 
-        return await self._reply((range_, kind, name), range_, make, asker)
+        return await self._reply((range_, kind, name), range_, make, asker, name if asker == "tenant" else "")
 
     async def top(
         self, range_: Range, by: Literal["model", "tenant"], metric: TopMetric, limit: int
@@ -129,10 +133,15 @@ class HistoryApi:
         range_: Range,
         make: Callable[[], Awaitable[Reply]],
         asker: Literal["operator", "tenant"] = "operator",
+        tenant: str = "",
     ) -> Reply:
-        kept_s = LONG_REPLY_KEPT_S if range_.step_s >= HOUR_S else REPLY_KEPT_S
+        is_long = range_.step_s >= HOUR_S
+        kept_s = LONG_REPLY_KEPT_S if is_long else REPLY_KEPT_S
         with _store_errors():
-            return await self._replies[asker].reply(key, kept_s, make)
+            # Charts of minutes, which take milliseconds, wait for none of days.
+            return await self._replies[asker].reply(
+                key, kept_s, make, queue="long" if is_long else "short", asker=tenant
+            )
 
 
 @contextmanager

@@ -129,7 +129,7 @@ async def own_calls(
     most = check_limit(limit, LIMIT_DEFAULT, LIMIT_MAX)
     wanted = CallFilter(tenant.name, failed=failed)
     if fleet:
-        of_all = await fleet_api.calls_for_tenant(wanted)
+        of_all = await fleet_api.calls_for_tenant(tenant.name, wanted)
         is_complete = not (of_all.missing or of_all.problem)
         return OwnCalls(CALLS_MAX, _own_calls(of_all.calls, most), is_complete)
     return OwnCalls(CALLS_MAX, _own_calls(chosen(watched.history.calls.calls(tenant.name), wanted), most))

@@ -9,7 +9,7 @@ import type { ApiDocument, Operation } from "./document.ts";
 import { FieldRow } from "./fields.tsx";
 import { Method } from "./method.tsx";
 import { draftOf, parametersOf, requestOf } from "./request.ts";
-import { samplesOf } from "./samples/samples.ts";
+import { samplesOf } from "../lib/samples/samples.ts";
 import { Inline, Text } from "./text.tsx";
 import { TryOut } from "./try-out.tsx";
 

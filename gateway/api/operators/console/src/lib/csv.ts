@@ -1,5 +1,5 @@
 // Tables as CSV files. A cell that a spreadsheet would run as a formula begins with an apostrophe.
-const DANGEROUS = /^[=+\-@\t\r]/;
+const DANGEROUS = /^[=+\-@\t\r\n]/;
 
 function cell(value: string | number | null) {
   if (value === null) return "";

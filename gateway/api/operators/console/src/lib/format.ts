@@ -41,15 +41,17 @@ export const bytes = orNone((value) =>
       : `${plainNumbers.format(value / 1e3)} KB`,
 );
 
-export const clock = orNone((atS) => new Date(atS * 1000).toLocaleTimeString("en-GB"));
-// The time of today, else day and time.
-export const moment = orNone((atS) => {
-  const at = new Date(atS * 1000);
-  const time = at.toLocaleTimeString("en-GB");
-  if (at.toDateString() === new Date().toDateString()) return time;
-  return `${at.toLocaleDateString("en-CA")} ${time.slice(0, 5)}`;
-});
-export const day = orNone((atS) => new Date(atS * 1000).toLocaleDateString("en-CA"));
+const ENDS = { day: 10, minute: 16, second: 19 };
+// A moment in local time, the same on all pages: 2026-11-28 23:30.
+export const moment = (atS: Maybe, upTo: keyof typeof ENDS = "minute") =>
+  orNone((value) => {
+    const at = new Date(value * 1000);
+    if (Number.isNaN(at.getTime())) return NONE;
+    const two = (number: number) => String(number).padStart(2, "0");
+    const date = [String(at.getFullYear()).padStart(4, "0"), two(at.getMonth() + 1), two(at.getDate())].join("-");
+    const time = [at.getHours(), at.getMinutes(), at.getSeconds()].map(two).join(":");
+    return `${date} ${time}`.slice(0, ENDS[upTo]);
+  })(atS);
 export const duration = orNone((seconds) => {
   const total = Math.floor(seconds);
   if (total < 120) return `${total} s`;
@@ -60,7 +62,8 @@ export const ago = orNone((atS) => {
   const seconds = Date.now() / 1000 - atS;
   return seconds < 5 ? "now" : `${duration(seconds)} ago`;
 });
-export const dayOf = (date: Date) => date.toISOString().slice(0, 10);
+// A day of UTC, as requests for the usage name it.
+export const utcDay = (date: Date) => date.toISOString().slice(0, 10);
 
 // The zone of the times, such as "GMT+1, Europe/Berlin".
 export function zone(atS: number) {

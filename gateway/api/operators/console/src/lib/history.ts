@@ -54,6 +54,8 @@ export interface Top {
   others: number;
   // The metric of them together; null for p95.
   others_total?: number | null;
+  // The metric of calls that belong to none: refused before their body was read; null for p95.
+  unnamed_total?: number | null;
   currency?: string | null;
 }
 

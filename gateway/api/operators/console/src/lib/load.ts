@@ -12,6 +12,9 @@ export interface Loaded<T> {
   reload: () => void;
 }
 
+// What is read seldom is asked for again sooner after a failure.
+const RETRY_MS = 30_000;
+
 const asFailure = (error: unknown) =>
   error instanceof RequestError ? error : new RequestError(0, "this page does not understand the reply");
 
@@ -34,6 +37,7 @@ export function useLoad<T>(read: () => Promise<T>, intervalMs: number | null, su
     let isOver = false;
     let isRefused = false;
     let isRunning = false;
+    let hasFailed = false;
     async function run() {
       clearTimeout(timer);
       if (isOver || isRefused || isRunning) return;
@@ -42,7 +46,9 @@ export function useLoad<T>(read: () => Promise<T>, intervalMs: number | null, su
         try {
           const content = await latest.current();
           if (!isOver) setState({ content, problem: null, atS: Date.now() / 1000, identity });
+          hasFailed = false;
         } catch (error) {
+          hasFailed = true;
           if (!(error instanceof RequestError)) console.error(error);
           const problem = asFailure(error);
           isRefused = problem.status >= 400 && problem.status < 500 && problem.status !== 429;
@@ -56,7 +62,7 @@ export function useLoad<T>(read: () => Promise<T>, intervalMs: number | null, su
         }
         isRunning = false;
       }
-      if (intervalMs !== null && !isOver) timer = setTimeout(run, intervalMs);
+      if (intervalMs !== null && !isOver) timer = setTimeout(run, hasFailed ? Math.min(intervalMs, RETRY_MS) : intervalMs);
     }
     const wake = () => void (document.hidden || run());
     step.current = () => {

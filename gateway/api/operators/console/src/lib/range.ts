@@ -26,13 +26,23 @@ export interface Range {
   zoom: (fromS: number, untilS: number) => void;
 }
 
+// As the gateway bounds them: later ones are no seconds, and no date either.
+const MOMENT_MAX_S = 253_402_300_800;
+
+// A zoom in an address; null if it has none, or one that the gateway would refuse.
+export function zoomOf(query: URLSearchParams): [fromS: number, untilS: number] | null {
+  const [from, until] = [Number(query.get("from")), Number(query.get("until"))];
+  return from > 0 && until > from && until < MOMENT_MAX_S ? [from, until] : null;
+}
+
 export function useRange(fallback = "1h"): Range {
   const { query } = useRoute();
-  const [from, until] = [Number(query.get("from")), Number(query.get("until"))];
+  const zoomed = zoomOf(query);
   const choose = (name: string) => setQuery({ range: name === fallback ? null : name, from: null, until: null });
   const zoom = (fromS: number, untilS: number) =>
     setQuery({ range: null, from: Math.floor(fromS), until: Math.ceil(untilS) });
-  if (from > 0 && until > from) {
+  if (zoomed) {
+    const [from, until] = zoomed;
     const seconds = until - from;
     return { name: "", fromS: from, untilS: until, seconds, query: { from, until }, refreshMs: null, choose, zoom };
   }

@@ -1,5 +1,5 @@
 // What concerns every page of operators: the gateway does not answer, its store is away, it was taken out.
-import { clock } from "../lib/format.ts";
+import { moment } from "../lib/format.ts";
 import { useStatus } from "../lib/status.ts";
 import { Problem } from "../ui/states.tsx";
 
@@ -9,7 +9,7 @@ export function Banner() {
     return <Problem id="status-problem">The pages of operators are on the address admin.listen of router.yaml.</Problem>;
   }
   if (problem && !problem.isKeyMissing && problem.status !== 403) {
-    const seen = atS ? ` Last seen at ${clock(atS)}; what is below is from then.` : "";
+    const seen = atS ? ` Last seen at ${moment(atS, "second")}; what is below is from then.` : "";
     return <Problem id="status-problem">{`${problem.message}; asking again.${seen}`}</Problem>;
   }
   if (snapshot?.store.away) {

@@ -1,5 +1,6 @@
 // How uPlot draws a chart: axes, lines, areas, and the zoom by drawing a span.
 import UPlot from "uplot";
+import { moment } from "../lib/format.ts";
 import { colorOf } from "../lib/theme.ts";
 
 export interface Series {
@@ -28,14 +29,10 @@ const DAY_S = 86_400;
 const LABEL_PX = 92;
 const TIME_PX = 66;
 
-const dayOf = (at: Date) => at.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
-
 // stepS: from one label to the next. Labels of less than a day have their time, so that no two are equal.
 function timeOf(atS: number, spanS: number, stepS: number) {
-  const at = new Date(atS * 1000);
-  const time = at.toLocaleTimeString("en-GB");
-  if (spanS > 3 * DAY_S) return stepS < DAY_S ? `${dayOf(at)} ${time.slice(0, 5)}` : dayOf(at);
-  return spanS > 600 ? time.slice(0, 5) : time;
+  if (spanS > 3 * DAY_S) return stepS < DAY_S ? moment(atS).slice("2026-".length) : moment(atS, "day");
+  return moment(atS, spanS > 600 ? "minute" : "second").slice("2026-11-28 ".length);
 }
 
 // Points without a neighbor, of which a line shows nothing.
@@ -69,7 +66,7 @@ export function optionsOf({ width, height, series, format, isDaily, onHover, onZ
         values: (plot, splits) => {
           const { min = 0, max = 0 } = plot.scales.x ?? {};
           const step = splits.length > 1 ? splits[1]! - splits[0]! : DAY_S;
-          return splits.map((at) => (isDaily ? dayOf(new Date(at * 1000)) : timeOf(at, (max ?? 0) - (min ?? 0), step)));
+          return splits.map((at) => (isDaily ? moment(at, "day") : timeOf(at, (max ?? 0) - (min ?? 0), step)));
         },
       },
       { ...axis, size: 58, space: 34, values: (_, splits) => splits.map((value) => format(value)) },

@@ -2,7 +2,7 @@
 // values are also a table, for people who do not see the picture.
 import { useEffect, useRef, useState } from "preact/hooks";
 import UPlot from "uplot";
-import { day, moment, NONE } from "../lib/format.ts";
+import { moment, NONE } from "../lib/format.ts";
 import { useThemeTurn } from "../lib/theme.ts";
 import { optionsOf, type Series } from "./chart-options.ts";
 import { Empty } from "./states.tsx";
@@ -28,7 +28,7 @@ export interface ChartProps {
 
 export function Chart({ title, times, series, format, onZoom, height = HEIGHT, empty, isDaily = false }: ChartProps) {
   const place = useRef<HTMLDivElement>(null);
-  const when = isDaily ? day : moment;
+  const when = (atS: number | undefined) => moment(atS, isDaily ? "day" : "minute");
   const plot = useRef<UPlot | null>(null);
   const [hidden, setHidden] = useState<Set<string>>(new Set());
   const [hover, setHover] = useState<{ index: number; left: number } | null>(null);

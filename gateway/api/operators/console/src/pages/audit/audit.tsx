@@ -27,7 +27,7 @@ const columnsOf = (addressOf: (record: AuditRecord) => string): Column<AuditReco
     value: (record) => record.time,
     isSorted: false,
     show: (record) => (
-      <a href={addressOf(record)} title={record.time} aria-label={`${record.action} of ${record.object} at ${moment(timeOf(record))}`}>
+      <a href={addressOf(record)} title={moment(timeOf(record), "second")} aria-label={`${record.action} of ${record.object} at ${moment(timeOf(record))}`}>
         {moment(timeOf(record))}
       </a>
     ),

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { Undo2 } from "lucide";
 import { useAccess } from "../../shell/access.ts";
-import { ago } from "../../lib/format.ts";
+import { ago, moment } from "../../lib/format.ts";
 import { href, setQuery } from "../../lib/route.ts";
 import { Button } from "../../ui/button.tsx";
 import { CopyButton } from "../../ui/copy-button.tsx";
@@ -47,7 +47,7 @@ export function RecordPanel({ id, listed, onRestored }: RecordPanelProps) {
     <>
       <Dialog
         title={`${record.action.replace(/^./, (first) => first.toUpperCase())}: ${record.object}`}
-        note={`${new Date(record.time).toLocaleString("en-GB")} · ${ago(timeOf(record))}`}
+        note={`${moment(timeOf(record), "second")} · ${ago(timeOf(record))}`}
         isPanel
         onClose={close}
         id="record"

@@ -55,7 +55,7 @@ export function CallPanel(props: CallPanelProps) {
   return (
     <Dialog
       title={title}
-      note={`${call.route} · ${moment(call.at_s)} · ${milliseconds(call.duration_s)}`}
+      note={`${call.route} · ${moment(call.at_s, "second")} · ${milliseconds(call.duration_s)}`}
       isPanel
       onClose={close}
       id="call"

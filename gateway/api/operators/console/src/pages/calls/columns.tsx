@@ -1,5 +1,5 @@
 // Columns of the table of calls. Those that it has no room for are in its CSV.
-import { clock, milliseconds, moment } from "../../lib/format.ts";
+import { milliseconds, moment } from "../../lib/format.ts";
 import { href } from "../../lib/route.ts";
 import { STAGES } from "../../lib/stages.ts";
 import { Badge, toneOfStatus } from "../../ui/badge.tsx";
@@ -41,8 +41,8 @@ export const columnsOf = (addressOf: (call: Call) => string, hasGateways: boolea
     title: "Time",
     value: (call) => new Date(call.at_s * 1000).toISOString(),
     show: (call) => (
-      <a href={addressOf(call)} title={moment(call.at_s)} aria-label={`Call at ${clock(call.at_s)}, ${call.outcome}`}>
-        {clock(call.at_s)}
+      <a href={addressOf(call)} class="nowrap" aria-label={`Call at ${moment(call.at_s, "second")}, ${call.outcome}`}>
+        {moment(call.at_s, "second")}
       </a>
     ),
   },

@@ -1,5 +1,5 @@
 // When a key ends: marked if that is soon, or over.
-import { duration } from "../../lib/format.ts";
+import { duration, moment } from "../../lib/format.ts";
 import { Badge } from "../../ui/badge.tsx";
 
 const SOON_S = 14 * 86_400;
@@ -7,8 +7,7 @@ const SOON_S = 14 * 86_400;
 export function Expiry({ expires }: { expires: number | null }) {
   if (expires === null) return <span class="note">never</span>;
   const leftS = expires - Date.now() / 1000;
-  // In UTC, as the date is set.
-  const text = `${new Date(expires * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC`;
+  const text = moment(expires);
   if (leftS <= 0) return <Badge value="expired" label={`expired ${duration(-leftS)} ago`} />;
   if (leftS <= SOON_S) {
     return (
@@ -17,5 +16,5 @@ export function Expiry({ expires }: { expires: number | null }) {
       </span>
     );
   }
-  return <span title={text}>{text.slice(0, 10)}</span>;
+  return <span class="nowrap">{text}</span>;
 }

@@ -1,5 +1,5 @@
 // Columns of the table of keys.
-import { dayOf, moment, NONE } from "../../lib/format.ts";
+import { moment, NONE, utcDay } from "../../lib/format.ts";
 import { limitsWords } from "../../lib/limits.ts";
 import { href } from "../../lib/route.ts";
 import type { Key } from "../../lib/tenants.ts";
@@ -107,7 +107,7 @@ export function keyColumns({ hasTenant, canChange, currency, onRotate, onRevoke 
       show: (key) => (
         <div class="key-created">
           <span class="nowrap" title={moment(key.created)}>
-            {key.created === null ? NONE : dayOf(new Date(key.created * 1000))}
+            {moment(key.created, "day")}
           </span>
           {key.created_by && <Clip class="note" text={`by ${key.created_by}`} />}
         </div>
@@ -118,7 +118,7 @@ export function keyColumns({ hasTenant, canChange, currency, onRotate, onRevoke 
       id: "last_used",
       title: "Last used",
       value: (key) => key.last_used,
-      show: (key) => (key.last_used === dayOf(new Date()) ? "today" : (key.last_used ?? (key.source === "store" ? "never" : NONE))),
+      show: (key) => (key.last_used === utcDay(new Date()) ? "today" : (key.last_used ?? (key.source === "store" ? "never" : NONE))),
     },
     {
       id: "expires",

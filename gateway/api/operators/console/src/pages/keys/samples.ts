@@ -1,5 +1,5 @@
 // Code of the first call of a key, which the line in front of curl gives to the environment.
-import { embedCode, rerankCode, type Samples } from "../../lib/samples.ts";
+import { embedCode, rerankCode, type Samples } from "../../lib/samples/calls.ts";
 import type { Key } from "../../lib/tenants.ts";
 import type { Model } from "../../lib/types.ts";
 

@@ -1,6 +1,6 @@
 // Code that calls a model.
 import type { Model } from "../../lib/types.ts";
-import { embedCode, rerankCode } from "../../lib/samples.ts";
+import { embedCode, rerankCode } from "../../lib/samples/calls.ts";
 import { Card } from "../../ui/card.tsx";
 import { Code } from "../../ui/code.tsx";
 

@@ -16,6 +16,7 @@ import { CostChart, LatencyChart, TokensChart, TrafficChart } from "../../ui/his
 import { Page } from "../../ui/page.tsx";
 import { RangePicker } from "../../ui/range-picker.tsx";
 import { Empty, Problem, Skeleton } from "../../ui/states.tsx";
+import { AffectedTenants } from "./affected.tsx";
 import { Calling } from "./calling.tsx";
 import { ModelFacts } from "./model-facts.tsx";
 import { ModelReplicas } from "./model-replicas.tsx";
@@ -92,6 +93,7 @@ export function ModelPage({ name }: { name: string }) {
             <LatencyChart {...charts} />
             <TokensChart {...charts} />
             <CostChart {...charts} />
+            <AffectedTenants model={name} />
             <Calling model={model} />
           </>
         )}

@@ -13,7 +13,7 @@ export function OwnCallPanel({ call, onClose }: { call: OwnCall; onClose: () => 
   const isFailed = call.outcome !== "ok";
   const title = isFailed ? words(call.outcome).replace(/^./, (first) => first.toUpperCase()) : "Served";
   return (
-    <Dialog title={title} note={`${moment(call.at_s)} · ${milliseconds(call.duration_s)}`} isPanel onClose={onClose} id="own-call">
+    <Dialog title={title} note={`${moment(call.at_s, "second")} · ${milliseconds(call.duration_s)}`} isPanel onClose={onClose} id="own-call">
       <div>
         <Badge value={call.outcome} tone={toneOfStatus(call.status)} label={`${call.status} ${words(call.outcome)}`} />
       </div>

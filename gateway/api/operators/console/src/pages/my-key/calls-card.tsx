@@ -35,8 +35,8 @@ const columnsOf = (addressOf: (call: OwnCall) => string, isFailed: boolean): Col
     title: "Time",
     value: (call) => new Date(call.at_s * 1000).toISOString(),
     show: (call) => (
-      <a href={addressOf(call)} aria-label={`Call at ${moment(call.at_s)}, ${call.outcome}`}>
-        {moment(call.at_s)}
+      <a href={addressOf(call)} aria-label={`Call at ${moment(call.at_s, "second")}, ${call.outcome}`}>
+        {moment(call.at_s, "second")}
       </a>
     ),
   },

@@ -1,6 +1,6 @@
 // Code for a first call of a model that the key may use, in five languages.
 import { useParam } from "../../lib/route.ts";
-import { embedCode, rerankCode } from "../../lib/samples.ts";
+import { embedCode, rerankCode } from "../../lib/samples/calls.ts";
 import type { ListedModel } from "../../shell/access.ts";
 import { Card } from "../../ui/card.tsx";
 import { Code } from "../../ui/code.tsx";

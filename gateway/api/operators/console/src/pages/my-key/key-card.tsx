@@ -13,8 +13,8 @@ function Expiry({ atS }: { atS: number | null }) {
   const left = atS - Date.now() / 1000;
   return (
     <>
-      {new Date(atS * 1000).toLocaleDateString("en-CA")}{" "}
-      {left < SOON_S && <Badge value="expiring" label={left > 0 ? `in ${duration(left)}` : `since ${moment(atS)}`} />}
+      {moment(atS)}{" "}
+      {left < SOON_S && <Badge value="expiring" label={left > 0 ? `in ${duration(left)}` : "expired"} />}
     </>
   );
 }

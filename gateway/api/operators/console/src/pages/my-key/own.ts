@@ -1,6 +1,6 @@
 // What GET /usage and GET /usage/calls say of the key of this tab and its tenant.
 import { get, withQuery } from "../../lib/api.ts";
-import { dayOf } from "../../lib/format.ts";
+import { utcDay } from "../../lib/format.ts";
 import { useLoad } from "../../lib/load.ts";
 import { useParam } from "../../lib/route.ts";
 
@@ -78,8 +78,8 @@ export const callsModels = ({ scopes }: OwnUsage) => scopes.some((scope) => CALL
 
 // The days in the address, else the last week.
 export function useDays() {
-  const [since, setSince] = useParam("since", dayOf(new Date(Date.now() - WEEK_MS)));
-  const [until, setUntil] = useParam("until", dayOf(new Date()));
+  const [since, setSince] = useParam("since", utcDay(new Date(Date.now() - WEEK_MS)));
+  const [until, setUntil] = useParam("until", utcDay(new Date()));
   return { since, until, setSince, setUntil };
 }
 

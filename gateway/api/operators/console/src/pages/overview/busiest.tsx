@@ -102,6 +102,11 @@ export function Busiest({ by, range, currency }: { by: TopBy; range: Range; curr
           {content.others_total ? `: ${amount(metric, content.others_total, currency)}` : ""}
         </p>
       )}
+      {content && Boolean(content.unnamed_total) && (
+        <p class="note top-others">{`Without a ${by}: ${amount(metric, content.unnamed_total!, currency)}${
+          metric === "calls" ? ", most of them refused before their body was read" : ""
+        }`}</p>
+      )}
     </Card>
   );
 }

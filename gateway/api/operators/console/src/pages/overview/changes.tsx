@@ -1,6 +1,6 @@
 // Recent changes of replicas, vector spaces, the store and processes, as a timeline.
 import { useState } from "preact/hooks";
-import { ago, clock, moment, plural, words } from "../../lib/format.ts";
+import { ago, moment, plural, words } from "../../lib/format.ts";
 import type { Snapshot } from "../../lib/types.ts";
 import { type Tone, toneOf } from "../../ui/badge.tsx";
 import { Button } from "../../ui/button.tsx";
@@ -31,8 +31,8 @@ export function Changes({ snapshot }: { snapshot: Snapshot }) {
       <ol class="timeline">
         {shown.map(({ at_s, subject, what, reason }, index) => (
           <li key={`${at_s} ${subject} ${index}`} class={`tone-${toneOfChange(what)}`}>
-            <time dateTime={new Date(at_s * 1000).toISOString()} title={moment(at_s)}>
-              {clock(at_s)}
+            <time dateTime={new Date(at_s * 1000).toISOString()}>
+              {moment(at_s, "second")}
             </time>
             <span class="timeline-what">
               <bdi dir="auto">{subject}</bdi> <b>{words(what)}</b>

@@ -21,7 +21,7 @@ function failedNote({ refused, mistaken }: Now) {
 }
 
 function SpendFigure({ currency, tenants }: { currency: string; tenants: number }) {
-  const { today, course, month } = useSpend(tenants);
+  const { today, course, month, isMonthAway } = useSpend(tenants);
   const forecast = month?.forecast ?? null;
   const ahead = forecast === null ? "no forecast before a full day" : `forecast ${amount(forecast)}`;
   return (
@@ -29,7 +29,7 @@ function SpendFigure({ currency, tenants }: { currency: string; tenants: number 
       id="figure-spend"
       label={`Spend today, ${currency}`}
       value={today === null ? NONE : amount(today)}
-      note={month === null ? "The month is added up…" : `${amount(month.cost)} this month · ${ahead}`}
+      note={month ? `${amount(month.cost)} this month · ${ahead}` : isMonthAway ? "The month cannot be read now" : "The month is added up…"}
       values={course}
       href={href("tenants")}
     />

@@ -26,6 +26,8 @@ export interface Spend {
   // By interval of today.
   course: (number | null)[];
   month: Month | null;
+  // The month cannot be read now.
+  isMonthAway: boolean;
 }
 
 // Cost between two moments; null where nothing was counted.
@@ -68,10 +70,11 @@ export function useSpend(tenants: number): Spend {
     TODAY_INTERVAL_MS,
     String(midnightS),
   ).content;
-  const month = useLoad(() => readMonth(midnightS, isExact), MONTH_INTERVAL_MS, `${midnightS} ${isExact}`).content;
+  const month = useLoad(() => readMonth(midnightS, isExact), MONTH_INTERVAL_MS, `${midnightS} ${isExact}`);
   return {
     today: day && (costBetween(day, midnightS, midnightS + DAY_S) ?? 0),
     course: day?.points.map(({ cost }) => cost) ?? [],
-    month,
+    month: month.content,
+    isMonthAway: month.problem !== null,
   };
 }

@@ -1,7 +1,7 @@
 // Texts, compared with one another.
 import { useState } from "preact/hooks";
 import { useAction } from "../../lib/load.ts";
-import { embedCode } from "../../lib/samples.ts";
+import { embedCode } from "../../lib/samples/calls.ts";
 import { checkTexts, embed, linesOf } from "../../lib/vectors.ts";
 import type { ListedModel } from "../../shell/access.ts";
 import { TextArea } from "../../ui/field.tsx";

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { RequestError, send } from "../../lib/api.ts";
 import { useAction } from "../../lib/load.ts";
-import { rerankCode } from "../../lib/samples.ts";
+import { rerankCode } from "../../lib/samples/calls.ts";
 import { factsOf, linesOf } from "../../lib/vectors.ts";
 import type { ListedModel } from "../../shell/access.ts";
 import { TextArea, TextField } from "../../ui/field.tsx";

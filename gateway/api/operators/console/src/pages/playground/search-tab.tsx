@@ -2,7 +2,7 @@
 import { useRef, useState } from "preact/hooks";
 import { RequestError } from "../../lib/api.ts";
 import { useAction } from "../../lib/load.ts";
-import { embedCode } from "../../lib/samples.ts";
+import { embedCode } from "../../lib/samples/calls.ts";
 import { type CallFacts, cosine, embed, linesOf } from "../../lib/vectors.ts";
 import type { ListedModel } from "../../shell/access.ts";
 import { TextArea, TextField } from "../../ui/field.tsx";

@@ -14,7 +14,7 @@ export function LimitsCard({ tenant, onEdit }: { tenant: Summary; onEdit?: () =>
   const [isAll, setAll] = useState(false);
   const limits = tenant.limits.toSorted((one, other) => other.share - one.share);
   return (
-    <Card title="Limits" span={7} id="limits" note="Of the tenant, its keys, and its use of single models.">
+    <Card title="Limits" span={7} id="limits" note="Of the tenant, its keys, and its use of single models. A changed limit counts from its change.">
       {limits.length ? (
         <div class="limit-list">
           {limits.slice(0, isAll ? undefined : SHOWN).map((use) => (

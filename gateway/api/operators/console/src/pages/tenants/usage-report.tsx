@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { Download } from "lucide";
 import { get, send, withQuery } from "../../lib/api.ts";
 import { saveFile } from "../../lib/csv.ts";
-import { dayOf, money } from "../../lib/format.ts";
+import { money, utcDay } from "../../lib/format.ts";
 import { useAction, useLoad } from "../../lib/load.ts";
 import { Button } from "../../ui/button.tsx";
 import { Dialog } from "../../ui/dialog.tsx";
@@ -43,8 +43,8 @@ function columnsOf(currency: string | null, tenant?: string): Column<UsageRow>[]
 
 // tenant: only this one.
 export function UsageReport({ tenant, onClose }: { tenant?: string; onClose: () => void }) {
-  const [since, setSince] = useState(dayOf(new Date(Date.now() - WEEK_MS)));
-  const [until, setUntil] = useState(dayOf(new Date()));
+  const [since, setSince] = useState(utcDay(new Date(Date.now() - WEEK_MS)));
+  const [until, setUntil] = useState(utcDay(new Date()));
   const [typed, setTyped] = useState("");
   const query = { since, until, by: "key", tenant: tenant ?? typed.trim() };
   const address = withQuery("/admin/usage", query);

@@ -1,5 +1,5 @@
 // A command for a shell.
-import type { CallRequest } from "../request.ts";
+import type { CallRequest } from "../../docs/request.ts";
 import { fieldsOf } from "./form.ts";
 
 const quoted = (text: string) => `'${text.replaceAll("'", "'\\''")}'`;

@@ -1,5 +1,5 @@
 // TypeScript: fetch, as Node 20, Deno, Bun and browsers have it.
-import type { CallRequest } from "../request.ts";
+import type { CallRequest } from "../../docs/request.ts";
 import { fieldsOf } from "./form.ts";
 
 const indented = (text: string) => text.replaceAll("\n", "\n  ");

@@ -1,5 +1,5 @@
 // The fields of a form with a file, as the samples name them.
-import type { Form } from "../request.ts";
+import type { Form } from "../../docs/request.ts";
 
 export interface FormFields {
   texts: [string, string][];

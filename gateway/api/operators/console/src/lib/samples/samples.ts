@@ -1,5 +1,5 @@
 // Complete programs that send one request, in five languages. The key comes from the environment.
-import type { CallRequest } from "../request.ts";
+import type { CallRequest } from "../../docs/request.ts";
 import { curl } from "./curl.ts";
 import { go } from "./go.ts";
 import { java } from "./java.ts";

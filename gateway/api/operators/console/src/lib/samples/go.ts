@@ -1,5 +1,5 @@
 // Go: net/http.
-import type { CallRequest } from "../request.ts";
+import type { CallRequest } from "../../docs/request.ts";
 import { fieldsOf } from "./form.ts";
 
 // A raw string is easier to read; it cannot contain a backtick.

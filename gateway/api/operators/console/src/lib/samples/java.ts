@@ -1,5 +1,5 @@
 // Java 17: java.net.http. Run it with `java Call.java`.
-import type { CallRequest } from "../request.ts";
+import type { CallRequest } from "../../docs/request.ts";
 import { fieldsOf } from "./form.ts";
 
 const INDENT = "        ";

@@ -1,5 +1,5 @@
 // Python: the client of OpenAI where a request is one of its calls, and httpx for all others.
-import type { CallRequest } from "../request.ts";
+import type { CallRequest } from "../../docs/request.ts";
 import { fieldsOf } from "./form.ts";
 
 const INDENT = "    ";
