@@ -40,5 +40,6 @@ AZURE = ServerKind(
     settings=AzureSettings,
     provider="azure.ai.openai",
     key_header="api-key",
+    variables=("AZURE_", "IDENTITY_", "MSI_", "IMDS_"),
     keys=VENDOR_KEYS | {"azure", "extra_body", "task"},
 )

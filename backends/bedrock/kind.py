@@ -43,5 +43,6 @@ BEDROCK = ServerKind(
     settings=BedrockSettings,
     extra="aws",
     provider="aws.bedrock",
+    variables=("AWS_",),
     keys=VENDOR_KEYS | {"bedrock"},
 )

@@ -213,6 +213,7 @@ class ServerKind(msgspec.Struct, frozen=True):
     are counted by the gateway. cuts_inputs: it cuts an input at fewer tokens than its model reads, if a
     request asks for it. window: number of batches in flight to start with. small_batch_slots: places in the
     window that one small batch takes at most. keys: settings of an upstream that not every kind has.
+    variables: beginnings of the names of variables that its credentials come from.
     """
 
     name: BackendKind
@@ -223,6 +224,7 @@ class ServerKind(msgspec.Struct, frozen=True):
     extra: str | None = None
     provider: str | None = None
     key_header: str | None = None
+    variables: tuple[str, ...] = ()
     recognize: Callable[[Ask], tuple[str, ...] | None] | None = None
     litellm: Mapping[str, LiteLLMProvider] = {}
     is_multiple: bool = True

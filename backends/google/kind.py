@@ -63,5 +63,6 @@ VERTEX = ServerKind(
     settings=VertexSettings,
     extra="google",
     provider="gcp.vertex_ai",
+    variables=("GOOGLE_", "CLOUDSDK_", "GCE_METADATA_", "NO_GCE_CHECK"),
     keys=VENDOR_KEYS | {"vertex"},
 )
