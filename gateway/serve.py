@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -43,6 +44,10 @@ from gateway.upstreams.copies import Copies
 from gateway.upstreams.group import UpstreamGroup
 from gateway.upstreams.upstream import Upstream, identity_of, scores_identity, vectors_identity
 
+if TYPE_CHECKING:
+    # The tokenizers package is loaded only where tokens are read.
+    from backends.tokens.tokenizer import TextCounter
+
 # Callers' error where every upstream that replied turned out to give other vectors.
 OTHER_VECTORS = "the last upstream of this model returned vectors of a different space, which are not used"
 
@@ -69,7 +74,7 @@ class Served(msgspec.Struct, frozen=True):
     fingerprint: id of the vector space of the reply's vectors; None for a reply without vectors.
     is_cut: whether texts have no more tokens than the call allows; False if they could not be cut.
     cache: what the cache had, None if the model has none or it was bypassed. has_cache: the model has one.
-    shares_tokens: as in `AttemptRecord`.
+    shares_tokens: as in `AttemptRecord`. show_unlimited: its headers show limits even if it has none.
     """
 
     reply: Reply
@@ -82,6 +87,7 @@ class Served(msgspec.Struct, frozen=True):
     cache: CacheUse | None = None
     has_cache: bool = False
     shares_tokens: bool = False
+    show_unlimited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,7 @@ class Gateway:
             cache=None if cache is None else cache.use,
             has_cache=route.cache and self._dispatcher.cache is not None,
             shares_tokens=timeline.attempts.shares_tokens,
+            show_unlimited=serving.config.quotas.unlimited_headers,
         )
 
     async def _send(
@@ -298,6 +305,18 @@ class Gateway:
         decoder = self.upstreams[route.upstream].ids
         deadline = _deadline(route, Caller(tenant))
         return await self._preparer.decode_ids(decoder, tenant, route, ids, deadline)
+
+    async def open_vocabulary(
+        self, tenant: Tenant, model: str | None, operation: Operation
+    ) -> "TextCounter | None":
+        """Return the tokens of a model, None if its tokenizer is not known here.
+
+        Raises: NoReplica, and the errors of `Routes.resolve`.
+        """
+        inputs = self.upstreams[self.routes.resolve(tenant, model, operation).upstream].model_inputs
+        if inputs.capabilities() is None:
+            raise NoReplica("the vocabulary of the model is unknown until a replica has joined")
+        return await inputs.open_counter()
 
 
 def _with_cut(reply: Reply, indices: tuple[int, ...]) -> Reply:
