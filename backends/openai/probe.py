@@ -6,7 +6,7 @@ only the list of models is, which is free and shows that the server answers.
 
 import msgspec
 
-from backends.contract import Embed, ReplicaSpec
+from backends.contract import Embed, ReplicaSpec, ScoreKind
 from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
@@ -205,7 +205,9 @@ class ModelProbe:
         scores, tokens = decode_scores(response, len(RERANK_PROBE.documents))
         if tokens is None and not counted:
             raise ReplicaFailed("its reranks report no token counts: name the model's `tokenizer`")
-        return msgspec.structs.replace(profile, scores=scale_of(scores))
+        # A small logit looks like a cosine.
+        scale = ScoreKind.LOGIT if self._api.shape.rerank_form == "ranking" else scale_of(scores)
+        return msgspec.structs.replace(profile, scores=scale)
 
 
 def _lengths_of(response: UpstreamResponse) -> dict[str, int | None]:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from backends.contract import Truncate
-from backends.openai.kind import ApiKind, ApiSettings
+from backends.openai.settings import ApiKind
 
 # Key of `input_type` for inputs whose role is not known.
 DEFAULT_TYPE = "default"
@@ -36,7 +36,8 @@ class ApiShape(msgspec.Struct, frozen=True):
     `cohere`, or `content` (Voyage), which texts have, too. chunks: form of documents whose chunks are
     embedded in their context, None without them: `lists` of chunks, which texts have, too, or Jina's `field`,
     with a request for each document. dtype: of numbers in base64. embed_inputs, rerank_inputs: the most
-    inputs of one request.
+    inputs of one request. request_tokens: the most tokens of all its inputs. rerank_form: of the texts of a
+    rerank: a query for each document (`pairs`, DeepInfra), or `ranking` (NIM).
     """
 
     version: str = "OpenAI API"
@@ -59,6 +60,8 @@ class ApiShape(msgspec.Struct, frozen=True):
     dtype: Literal["<f4", "i1"] = "<f4"
     embed_inputs: int | None = None
     rerank_inputs: int | None = None
+    request_tokens: int | None = None
+    rerank_form: Literal["documents", "pairs", "ranking"] = "documents"
 
     @property
     def own_fields(self) -> frozenset[str]:
@@ -66,11 +69,27 @@ class ApiShape(msgspec.Struct, frozen=True):
         groups = (self.numbers, self.base64 or {}, self.rerank_fields)
         cuts = (*self.truncation.values(), *self.rerank_truncation.values())
         names = {name for fields in (*groups, *cuts) for name in fields}
-        return frozenset({"model", "query", "documents", self.inputs, self.type_field, *names})
+        return frozenset(
+            {"model", "query", "queries", "documents", "passages", self.inputs, self.type_field, *names}
+        )
 
 
 BASE64: Fields = {"encoding_format": "base64"}
 OPENAI = ApiShape(base64=BASE64)
+NIM = ApiShape(
+    version="NIM",
+    input_type={"query": "query", "document": "passage", DEFAULT_TYPE: "passage"},
+    numbers={"encoding_format": "float"},
+    base64=BASE64,
+    truncation={
+        Truncate.ERROR: {"truncate": "NONE"},
+        Truncate.LEFT: {"truncate": "START"},
+        Truncate.RIGHT: {"truncate": "END"},
+    },
+    rerank_truncation={Truncate.ERROR: {"truncate": "NONE"}, Truncate.RIGHT: {"truncate": "END"}},
+    rerank_inputs=512,
+    rerank_form="ranking",
+)
 SHAPES: dict[ApiKind, ApiShape] = {
     "openai": OPENAI,
     "cohere": ApiShape(
@@ -119,6 +138,18 @@ SHAPES: dict[ApiKind, ApiShape] = {
         metered=True,
         media="objects",
     ),
+    "azure": ApiShape(
+        version="Azure OpenAI API",
+        prefix="/openai/v1",
+        base64=BASE64,
+        # Of Cohere's rerank, which always cuts documents.
+        rerank_truncation={Truncate.RIGHT: {}},
+        metered=True,
+        embed_inputs=2048,
+        request_tokens=300_000,
+        rerank_inputs=1000,
+    ),
+    "nim": NIM,
     "voyage": ApiShape(
         version="Voyage API",
         rerank="rerank",
@@ -130,58 +161,7 @@ SHAPES: dict[ApiKind, ApiShape] = {
         embed_inputs=1000,
         rerank_inputs=1000,
     ),
-    "perplexity": ApiShape(
-        version="Perplexity API",
-        # It has no numbers in JSON.
-        numbers={"encoding_format": "base64_int8"},
-        dtype="i1",
-        metered=True,
-        embed_inputs=512,
-    ),
 }
-
-
-# Voyage's models with images have a path and a form of inputs of their own, also for texts.
-VOYAGE_MULTIMODAL = "voyage-multimodal"
-# So have those that embed chunks in their context. They have no field for inputs that are too long.
-VOYAGE_CONTEXT = "voyage-context"
-PERPLEXITY_CONTEXT = "pplx-embed-context"
-# Jina's models that take `late_chunking`.
-JINA_LATE_CHUNKING = frozenset({"jina-embeddings-v3", "jina-embeddings-v4"})
-
-
-def shape_of(settings: ApiSettings, model: str | None = None) -> ApiShape:
-    """Return the shape of a kind with the settings of an upstream in place of its own. model: its name."""
-    shape, name = SHAPES[settings.kind], model or ""
-    if settings.kind == "voyage" and name.startswith(VOYAGE_MULTIMODAL):
-        shape = msgspec.structs.replace(
-            shape,
-            embeddings="multimodalembeddings",
-            rerank=None,
-            inputs="inputs",
-            base64={"output_encoding": "base64"},
-            media="content",
-        )
-    if settings.kind == "voyage" and name.startswith(VOYAGE_CONTEXT):
-        shape = msgspec.structs.replace(
-            shape,
-            embeddings="contextualizedembeddings",
-            rerank=None,
-            inputs="inputs",
-            truncation={},
-            chunks="lists",
-        )
-    if settings.kind == "perplexity" and name.startswith(PERPLEXITY_CONTEXT):
-        shape = msgspec.structs.replace(shape, embeddings="contextualizedembeddings", chunks="lists")
-    if settings.kind == "jina" and name in JINA_LATE_CHUNKING:
-        shape = msgspec.structs.replace(shape, chunks="field")
-    types = shape.input_type if settings.input_type is None else settings.input_type
-    return msgspec.structs.replace(
-        shape,
-        embeddings=settings.embeddings or shape.embeddings,
-        rerank=settings.rerank or shape.rerank,
-        input_type=types,
-    )
 
 
 def origin_of(address: str) -> str:

@@ -36,9 +36,16 @@ from gateway.declared.store import AdditionsInMemory, AdditionsInRedis
 from gateway.events import GatewayDrained, ProcessRestarted
 from gateway.processes import messages
 from gateway.processes.child import Restarts
-from gateway.processes.config_applier import ConfigApplier, ConfigSource, ReloadJob, ReloadQueue, watch_file
+from gateway.processes.config_applier import (
+    ConfigApplier,
+    ConfigSource,
+    ReloadJob,
+    ReloadQueue,
+    watch_file,
+    watch_secrets,
+)
 from gateway.processes.engine_pool import EnginePool, EngineProcess
-from gateway.processes.engine_process import KILL_AFTER_S, child_environment
+from gateway.processes.engine_process import KILL_AFTER_S, child_environment, worker_environment
 from gateway.processes.instance import Host
 from gateway.processes.instance_pool import GatewayView, InstancePool
 from gateway.processes.listeners import address_of, open_listener, reserve_port
@@ -164,7 +171,7 @@ class Supervisor:
             listener,
             resources.enter_context(admin) if admin else None,
             _private_folder(resources, "gateway-metrics-") if has_several_workers else None,
-            environment,
+            worker_environment(self._source.environment, config),
             resources.enter_context(grpc) if grpc else None,
             resources.enter_context(manager) if manager else None,
             tuple(more),
@@ -219,6 +226,8 @@ class Supervisor:
         if self._start_config.reload.watch:
             on_change = partial(self._enqueue_reload, self._actor("file watch"))
             tasks.append(asyncio.create_task(watch_file(self._source, on_change)))
+        on_rotation = partial(self._enqueue_reload, self._actor("secret file"))
+        tasks.append(asyncio.create_task(watch_secrets(self._source, on_rotation)))
         await self._stop.wait()
         # A second Ctrl-C does not wait for requests in flight.
         second_signal = asyncio.create_task(self._stop_at_once.wait())

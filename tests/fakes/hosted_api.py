@@ -5,17 +5,18 @@ Source: the providers' API references. Error bodies have their forms.
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
-from backends.openai.kind import ApiKind, ApiSettings
+from backends.openai.settings import ApiKind, ApiSettings
 from tests.fakes.openai import rerank_tokens, scores_of
 from tests.fakes.server import ErrorReply, FakeServer, Route, encode_vector
 from tests.fakes.tei import tokens_of, vector_of
 
 COHERE = ApiSettings("cohere")
+HostedApi: TypeAlias = ApiKind | Literal["perplexity"]
 TOKENS_MAX = 16
 # Field of documents, and the models that read them.
 DOCUMENTS = {"voyage": ("inputs", "voyage-context"), "perplexity": ("input", "pplx-embed-context")}
@@ -78,7 +79,12 @@ class FakeHostedApi(FakeServer):
     """
 
     def __init__(
-        self, kind: ApiKind, *, embeds: bool = True, images: bool = False, usage_of_rerank: bool | None = None
+        self,
+        kind: HostedApi,
+        *,
+        embeds: bool = True,
+        images: bool = False,
+        usage_of_rerank: bool | None = None,
     ) -> None:
         self.kind = kind
         self.provider = PROVIDERS[kind]
