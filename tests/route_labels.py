@@ -62,6 +62,7 @@ PLAIN_PATHS = frozenset(
         "/info",
         "/livez",
         "/meta",
+        "/models",
         "/qdrant",
         "/vectorize",
         "/vectors",
