@@ -68,6 +68,7 @@ PLAIN_PATHS = frozenset(
         "/vectors",
         "/load",
         "/metrics",
+        "/models",
         "/openapi.json",
         "/openai/models",
         "/openai/v1/embeddings",
