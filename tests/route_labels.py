@@ -68,7 +68,6 @@ PLAIN_PATHS = frozenset(
         "/vectors",
         "/load",
         "/metrics",
-        "/models",
         "/openapi.json",
         "/openai/models",
         "/openai/v1/embeddings",
