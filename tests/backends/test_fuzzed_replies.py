@@ -28,6 +28,7 @@ from backends.contract.errors import BackendError, ReplicaFailed
 from backends.http.client import UpstreamResponse
 from backends.infinity import wire as infinity_wire
 from backends.openai import api as openai_api
+from backends.openai.shapes import SHAPES
 from backends.tei import adapter as tei
 from backends.tokens.tokenizer import TokenCount
 from backends.vllm import adapter as vllm
@@ -88,7 +89,7 @@ DECODERS: dict[str, tuple[bytes, Decode]] = {
         lambda response: vllm.decode(CLASSIFY, response, VLLM_CLASSES, ("x", "y")),
     ),
     "openai": (EMBEDDINGS, lambda response: openai_api.decode(EMBED, response, OPENAI, None)),
-    "cohere": (TYPED, lambda response: openai_api.decode(EMBED, response, OPENAI, None, typed=True)),
+    "cohere": (TYPED, lambda response: openai_api.decode(EMBED, response, OPENAI, None, SHAPES["cohere"])),
     "cohere_ranks": (
         RANKS["cohere"],
         lambda response: openai_api.decode_rerank(RERANK, response, ScoreKind.SIGMOID, None, 8),
