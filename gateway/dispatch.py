@@ -300,7 +300,7 @@ class _Submission:
                 is_single = piece.inputs == 1 and (bool(suspicion) or len(self._tokens) > 1)
                 raise _named(error, piece, is_single=is_single) from error
             case errors.RequestTooLarge() | errors.PermitsTaken():
-                if piece.inputs == 1 or piece.work.is_indivisible:
+                if piece.inputs == 1:
                     raise _single_input_error(piece, error) from error
                 tokens = self._tokens[piece.start : piece.start + piece.inputs]
                 parts = cut_again(piece, tokens, self._lane.bounds())
@@ -376,7 +376,7 @@ def _named(error: errors.InvalidWork, piece: Slice, *, is_single: bool) -> error
 
 def _hides_input(piece: Slice, error: errors.InvalidWork) -> bool:
     """Return whether a refusal may be of one of several inputs of a slice, and does not say of which."""
-    if error.input_index is not None or piece.inputs == 1 or piece.work.is_indivisible:
+    if error.input_index is not None or piece.inputs == 1:
         return False
     return FIELD.match(error.message) is None
 

@@ -156,7 +156,7 @@ class Preparer:
             prepared.input_tokens = await self._count(inputs, prepared, tenant, deadline)
         tokens = sum(prepared.most_tokens()) if is_limited else 0
         images = sum(isinstance(medium, Image) for medium in call.work.media)
-        prepared.cost = route.price.cost(tokens, len(call.work.inputs), images)
+        prepared.cost = route.price.cost(tokens, call.work.counted_inputs, images)
         return prepared
 
     async def refresh(
@@ -206,7 +206,7 @@ class Preparer:
     async def _cut(
         self, inputs: ModelInputs, tenant: Tenant, route: Route, call: Call, deadline: Deadline
     ) -> CutCall:
-        count = len(call.work.inputs)
+        count = call.work.counted_inputs
         room = TokenRoom(lambda tokens: self._ask(tenant, route, route.price.cost(tokens, count)), -1)
         try:
             async with asyncio.timeout_at(deadline.at_s):
@@ -252,7 +252,7 @@ class Preparer:
             raise deadline.error() from error
 
     def _room(self, prepared: PreparedWork, tenant: Tenant, *, is_large: bool) -> "TokenRoom":
-        route, inputs = prepared.route, len(prepared.call.work.inputs)
+        route, inputs = prepared.route, prepared.call.work.counted_inputs
         most = _tokens_allowed(tenant, route)
         return TokenRoom(
             lambda tokens: self._ask(tenant, route, route.price.cost(tokens, inputs)),
@@ -305,7 +305,8 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
         work = with_roles(work, roles, ChainMap(*configured.maps, prompts), known.default_prompt)
     else:
         work = with_prompt(work, call.role, configured, prompts)
-    if not known.pools_prompt:
+    # Ranges of chunks are those of the text, which begins behind its prompt.
+    if not known.pools_prompt or call.work.joins_chunks:
         work = work.with_prompt_lengths(plain)
     default = default_truncation(route.truncate, capabilities)
     work = work.with_lengths(truncation(call, default, capabilities), _length(call, route, capabilities))
@@ -322,11 +323,11 @@ def _length(call: Call, route: Route, capabilities: Capabilities | None) -> int 
 
 def _check_late_chunking(work: Work, capabilities: Capabilities | None) -> None:
     """Check that the model can read its inputs as one text, if they are. Raises: InvalidInput."""
-    if work.is_indivisible and capabilities is not None and not capabilities.late_chunking:
+    if work.joins_chunks and capabilities is not None and not capabilities.late_chunking:
         pooling = capabilities.pooling or "not known"
         raise InvalidInput(
             f"this model offers no `late_chunking`, which needs mean pooling (its pooling: {pooling}) in the "
-            "gateway's own engine; leave it out",
+            "gateway's own engine, or a hosted model that has it; leave it out",
             param="late_chunking",
         )
 

@@ -39,6 +39,7 @@ PLAIN_PATHS = frozenset(
         "/api-doc/openapi.json",
         "/api/embed",
         "/api/embeddings",
+        "/api/ps",
         "/api/show",
         "/api/tags",
         "/api/version",
@@ -91,6 +92,8 @@ PLAIN_PATHS = frozenset(
         "/v1/files",
         "/v1/multi-vector",
         "/v1/models",
+        "/contextualizedembeddings",
+        "/v1/contextualizedembeddings",
         "/v1/multimodalembeddings",
         "/v1/ranking",
         "/v1/rerank",
@@ -127,6 +130,13 @@ ROUTE_LABELS = PLAIN_PATHS | {
     "/models/{model}/meta",
     "/models/{model}/vectorize",
     "/models/{model}/vectors",
+    "/models/{model}/invocations",
+    "/endpoints/{model}/invocations",
+    *(
+        f"{prefix}/models/{{model}}/pipeline/{task}"
+        for prefix in ("", "/hf-inference")
+        for task in ("feature-extraction", "sentence-similarity")
+    ),
     "/models/{model}/pooling",
     "/models/{model}/predict",
     "/models/{model}/rerank",
@@ -136,6 +146,8 @@ ROUTE_LABELS = PLAIN_PATHS | {
     "/models/{model}/v1/embed",
     "/models/{model}/v1/embeddings",
     "/models/{model}/v1/multi-vector",
+    "/models/{model}/contextualizedembeddings",
+    "/models/{model}/v1/contextualizedembeddings",
     "/models/{model}/v1/multimodalembeddings",
     "/models/{model}/v1/ranking",
     "/models/{model}/v1/rerank",

@@ -13,11 +13,15 @@ from backends.contract import (
     BaseReply,
     BaseWork,
     Chat,
+    ChunkRange,
+    ChunkSize,
     Classify,
     ClassifyReply,
     Detokenize,
     DetokenizeReply,
     Embed,
+    EmbedChunks,
+    EmbedChunksReply,
     EmbedParts,
     EmbedReply,
     Encode,
@@ -34,6 +38,7 @@ from backends.contract import (
     Tokenize,
     TokenizeReply,
     Truncate,
+    Turn,
 )
 from gateway.calls import ScoreParts, Similarity
 
@@ -69,22 +74,32 @@ def embeds(draw: st.DrawFn) -> Embed:
     )
     lengths = tuple(range(1, len(work.inputs) + 1)) if draw(st.booleans()) else ()
     chat = Chat() if len(work.inputs) == 1 and draw(st.booleans()) else None
-    late = draw(st.booleans()) and draw(st.booleans())
-    return msgspec.structs.replace(work, prompt_characters=lengths, chat=chat, late_chunking=late)
+    return msgspec.structs.replace(work, prompt_characters=lengths, chat=chat)
+
+
+@st.composite
+def parts_to_embed(draw: st.DrawFn) -> EmbedParts:
+    """Draw inputs with media, some of which are conversations."""
+    inputs = draw(st.lists(PARTS, min_size=1, max_size=8).map(tuple))
+    output = draw(st.sampled_from([Output.DENSE, Output.MULTIVECTOR]))
+    roles = [draw(st.sampled_from(["user", "query"])) for _ in inputs] if draw(st.booleans()) else []
+    turns = tuple([(Turn(role, len(parts)),) for role, parts in zip(roles, inputs, strict=False)])
+    return EmbedParts(inputs, output, chat=draw(st.sampled_from([None, Chat()])), turns=turns)
 
 
 # Every kind of work, those that only the gateway knows included.
 WORKS: dict[type[BaseWork], st.SearchStrategy[Any]] = {
     Embed: embeds(),
+    EmbedChunks: st.builds(
+        EmbedChunks,
+        st.lists(st.lists(TEXT, min_size=1, max_size=4).map(tuple), min_size=1, max_size=8).map(tuple),
+        st.none() | st.builds(ChunkSize, st.integers(1, 9)),
+        prompt_name=NAME,
+    ),
     Encode: st.builds(
         Encode, TEXTS, st.frozensets(st.sampled_from(Output), min_size=1), prompt_name=NAME, truncate=LONG
     ),
-    EmbedParts: st.builds(
-        EmbedParts,
-        st.lists(PARTS, min_size=1, max_size=8).map(tuple),
-        st.sampled_from([Output.DENSE, Output.MULTIVECTOR]),
-        chat=st.sampled_from([None, Chat()]),
-    ),
+    EmbedParts: parts_to_embed(),
     Rerank: st.builds(Rerank, TEXT, TEXTS, st.booleans(), LONG, INSTRUCTION, LENGTH),
     Score: st.builds(Score, PAIRS, st.booleans(), LONG, INSTRUCTION, LENGTH),
     Classify: st.builds(
@@ -142,6 +157,13 @@ def reply_to(work: BaseWork, salt: int = 0, *, reports: bool = True) -> Any:
             return DetokenizeReply(tuple([f"{number}" for number in numbers]))
         case Embed() | EmbedParts(output=Output.DENSE):
             return EmbedReply(vectors, tokens, cut, counts)
+        case EmbedChunks():
+            sizes = [1 + number % 3 for number in numbers]
+            rows = np.repeat(vectors, sizes, axis=0)
+            ranges = [ChunkRange((i, i + 1)) for size in sizes for i in range(size)]
+            return EmbedChunksReply(
+                rows, tuple(sizes), tokens, None if work.size is None else tuple(ranges), cut, counts
+            )
         case Rerank() | Score():
             return RerankReply(vectors[:, 0], tokens, cut, vectors[:, 1] if reports else None)
         case Classify():

@@ -44,6 +44,12 @@ from backends.contract.capabilities import (
     ScoreKind,
     Truncate,
 )
+from backends.contract.chunks import (
+    ChunkRange,
+    ChunkSize,
+    EmbedChunks,
+    EmbedChunksReply,
+)
 from backends.contract.classify import (
     Classify,
     ClassifyReply,
@@ -60,6 +66,8 @@ from backends.contract.encode import (
 )
 from backends.contract.media import (
     EmbedParts,
+    Turn,
+    Turns,
 )
 from backends.contract.rerank import (
     Rerank,

@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkabl
 import msgspec
 
 from backends.contract.capabilities import Capabilities, Operation
+from backends.contract.chunks import EmbedChunks, EmbedChunksReply
 from backends.contract.classify import Classify, ClassifyReply
 from backends.contract.embed import Embed, EmbedReply
 from backends.contract.encode import Encode, EncodeReply
@@ -15,8 +16,18 @@ from backends.contract.tokens import Detokenize, DetokenizeReply, Tokenize, Toke
 
 # Work that is computed by the model and costs tokens.
 ModelWork: TypeAlias = Embed | Encode | Rerank | Score | Classify
-Work: TypeAlias = Embed | Encode | EmbedParts | Rerank | Score | Classify | Tokenize | Detokenize
-Reply: TypeAlias = EmbedReply | EncodeReply | RerankReply | ClassifyReply | TokenizeReply | DetokenizeReply
+Work: TypeAlias = (
+    Embed | EmbedChunks | Encode | EmbedParts | Rerank | Score | Classify | Tokenize | Detokenize
+)
+Reply: TypeAlias = (
+    EmbedReply
+    | EmbedChunksReply
+    | EncodeReply
+    | RerankReply
+    | ClassifyReply
+    | TokenizeReply
+    | DetokenizeReply
+)
 
 # Operations that cost no tokens. Every model has them, so that they do not show its kind.
 FREE_OPERATIONS: frozenset[Operation] = frozenset(work.kind for work in get_args(Work) if work.is_free)
@@ -30,6 +41,7 @@ BackendKind: TypeAlias = Literal[
     "cohere",
     "jina",
     "voyage",
+    "perplexity",
     "azure",
     "bedrock",
     "gemini",

@@ -73,7 +73,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     texts. Queries and documents cannot share a request then.
     pools_prompt: the tokens of a prompt take part in pooling. If they do not, a request states the prompts
     that its inputs contain.
-    late_chunking: a request for vectors may ask for late chunking.
+    late_chunking: chunks of documents are embedded, each with its document in view.
     norm_before_cut: fewer `dimensions` are not the first components of the full vector.
     notes: further facts for operators, logged when the replica joins.
     truncates: what the server does with an input that is too long if a request does not say it.

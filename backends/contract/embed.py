@@ -122,8 +122,6 @@ class Embed(PromptedWork, frozen=True, tag="embed"):
     for a model that leaves prompts out of its pooling (`pools_prompt`); empty for any other.
     max_tokens: a longer input is cut at so many tokens, prompt and special ones included. None is the model's
     length, which also holds if it is less. It has no effect on a request that refuses to be cut.
-    late_chunking: the model reads all inputs as one text with one prompt, and the vector of an input is the
-    mean over its own tokens. Only a model that reports `late_chunking` does so. No input is truncated.
     chat: each input is a conversation: a JSON list of messages, objects with `role`, `content` and maybe
     `name`, whose content is a text or a list of parts with `type` and `text`. Such a request has one input.
     special_tokens: the tokenizer's own special tokens are put around each text.
@@ -136,17 +134,11 @@ class Embed(PromptedWork, frozen=True, tag="embed"):
     truncate: Truncate = Truncate.RIGHT
     prompt_characters: tuple[int, ...] = ()
     max_tokens: int | None = None
-    late_chunking: bool = False
     chat: Chat | None = None
     special_tokens: bool = True
 
     kind: ClassVar[Operation] = Operation.EMBED
     row_fault: ClassVar[str] = "the replicas of this model give vectors of different widths"
-
-    @property
-    def is_indivisible(self) -> bool:
-        """Return whether the inputs are one text, which has no place for those of another call."""
-        return self.late_chunking
 
     @property
     def reply_rows(self) -> int:
@@ -163,7 +155,6 @@ class Embed(PromptedWork, frozen=True, tag="embed"):
             and self.prompt_name == other.prompt_name
             and bool(self.prompt_characters) == bool(other.prompt_characters)
             and self.special_tokens == other.special_tokens
-            and not (self.late_chunking or other.late_chunking)
             and self.chat is None
             and other.chat is None
         )
@@ -174,25 +165,11 @@ class Embed(PromptedWork, frozen=True, tag="embed"):
         lengths = chained([work.prompt_characters for work in works])
         return msgspec.structs.replace(self, inputs=inputs, prompt_characters=lengths)
 
-    def with_prompt(self, prompt: str) -> Self:
-        """Return the work with a prompt written into each input; inputs that are one text have one prompt."""
-        if not self.late_chunking:
-            return self.with_prompts([prompt] * len(self.inputs))
-        inputs = (prompt + self.inputs[0], *self.inputs[1:])
-        return msgspec.structs.replace(self, inputs=inputs, prompt_name="")
-
-    def is_offered_by(self, capabilities: Capabilities) -> bool:
-        return Operation.EMBED in capabilities.operations and (
-            not self.late_chunking or capabilities.late_chunking
-        )
-
     def is_cacheable(self, width: int, *, is_cut_plainly: bool = True) -> bool:
         """Return whether each text has a vector of its own that is the beginning of the full one.
 
         More dimensions than `width` are requested only by a call that its replica refuses.
         """
-        if self.late_chunking:
-            return False
         if self.dimensions is None or self.dimensions == width:
             return True
         return is_cut_plainly and self.dimensions < width

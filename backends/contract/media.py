@@ -1,7 +1,8 @@
 """Embed parts: vectors of inputs with pictures or sound."""
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Self
+from itertools import repeat
+from typing import ClassVar, Self, TypeAlias
 
 import msgspec
 
@@ -11,6 +12,7 @@ from backends.contract.work import (
     Audio,
     BaseWork,
     Chat,
+    Choose,
     Image,
     Lengths,
     Part,
@@ -35,12 +37,26 @@ def media_in(groups: Iterable[Sequence[Part]]) -> list[Image | Audio]:
     return [part for parts in groups for part in parts if not isinstance(part, str)]
 
 
+class Turn(msgspec.Struct, frozen=True):
+    """One message of a conversation. parts: their number. is_text: its content is a text, and no list."""
+
+    role: str
+    parts: int
+    name: str | None = None
+    is_text: bool = False
+
+
+# The messages of one input, in order.
+Turns: TypeAlias = tuple[Turn, ...]
+
+
 class EmbedParts(BaseWork, frozen=True, tag="embed_parts"):
     """Request for one vector per input, or one per patch and token, of inputs with pictures or sound.
 
     inputs: the parts of each in order; one of them all is not a text. output: `DENSE`, answered by an
     `EmbedReply`, or `MULTIVECTOR`, answered by an `EncodeReply`. chat: each input is one message of a user,
-    rendered by the chat template of the model. The other fields are those of `Embed`.
+    rendered by the chat template of the model. turns: each input is a conversation instead, of these
+    messages, and has their parts one after the other. The other fields are those of `Embed`.
     """
 
     inputs: tuple[tuple[Part, ...], ...]
@@ -51,6 +67,8 @@ class EmbedParts(BaseWork, frozen=True, tag="embed_parts"):
     truncate: Truncate = Truncate.RIGHT
     max_tokens: int | None = None
     chat: Chat | None = None
+    turns: tuple[Turns, ...] = ()
+    special_tokens: bool = False
 
     # The rarer ability is that of sound.
     kind: ClassVar[Operation] = Operation.EMBED_IMAGE
@@ -70,7 +88,7 @@ class EmbedParts(BaseWork, frozen=True, tag="embed_parts"):
     @property
     def takes_prompt(self) -> bool:
         """Return whether an input is one text; others have no prompt."""
-        return any(len(parts) == 1 and isinstance(parts[0], str) for parts in self.inputs)
+        return not self.turns and any(len(parts) == 1 and isinstance(parts[0], str) for parts in self.inputs)
 
     def without_duplicates(self) -> tuple[Self, Places | None]:
         """Return the work with each different input once, and their places; None if all are different.
@@ -79,11 +97,18 @@ class EmbedParts(BaseWork, frozen=True, tag="embed_parts"):
         """
         if len(self.inputs) == 1:
             return self, None
-        index_of = {parts: index for index, parts in enumerate(dict.fromkeys(self.inputs))}
-        if len(index_of) == len(self.inputs):
+        items = list(zip(self.inputs, self.turns or repeat(()), strict=False))
+        first_of: dict[object, int] = {}
+        for index, item in enumerate(items):
+            first_of.setdefault(item, index)
+        if len(first_of) == len(items):
             return self, None
-        places = tuple([index_of[parts] for parts in self.inputs])
-        return msgspec.structs.replace(self, inputs=tuple(index_of)), places
+        place_of = {item: place for place, item in enumerate(first_of)}
+        return self.select(list(first_of.values())), tuple([place_of[item] for item in items])
+
+    def _choose(self, choose: Choose) -> Self:
+        turns = choose(self.turns) if self.turns else ()
+        return msgspec.structs.replace(self, inputs=choose(self.inputs), turns=turns)
 
     def token_bounds(self, lengths: Lengths) -> list[int]:
         """Return the bounds of all parts; the length of a model of images is that of its texts."""
@@ -106,6 +131,8 @@ class EmbedParts(BaseWork, frozen=True, tag="embed_parts"):
         return frozenset({self.output}) - {Output.DENSE}
 
     def with_prompts(self, prompts: Iterable[str]) -> Self:
+        if self.turns:
+            return self
         inputs = tuple(
             [
                 (prompt + parts[0],) if len(parts) == 1 and isinstance(parts[0], str) else parts

@@ -19,12 +19,6 @@ def check_no_max_tokens(work: BaseWork) -> None:
         )
 
 
-def check_no_late_chunking(work: BaseWork) -> None:
-    """Check that a request for vectors asks for no late chunking, for wires that have none."""
-    if work.is_indivisible:
-        raise UnsupportedWork("this upstream's wire has no late chunking")
-
-
 def check_plain_texts(work: BaseWork, server: str) -> None:
     """Check that a request has neither conversations nor texts without special tokens.
 
@@ -41,6 +35,11 @@ def check_plain_texts(work: BaseWork, server: str) -> None:
         f"`add_special_tokens: false` needs vLLM or the built-in engine; {server} always adds them: "
         "leave it out"
     )
+
+
+def refused_chunks() -> UnsupportedWork:
+    """Return the error of a wire that has no vectors of chunks in their document for a request for them."""
+    return UnsupportedWork("this upstream's wire has no late chunking")
 
 
 def refused_parts() -> UnsupportedWork:

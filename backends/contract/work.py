@@ -91,13 +91,16 @@ class BaseWork(msgspec.Struct, frozen=True):
 
     kind: its operation. is_free: it costs no tokens. has_prompt: a prompt can stand before each input.
     instruction_place: an instruction is a field that its replica applies to each pair, or a prompt before
-    each text, or cannot be expressed. row_fault: error of a reply whose rows are not those of the entries.
+    each text, or cannot be expressed. joins_chunks: each input is a list of chunks that the model reads as
+    one text, which needs `late_chunking`. row_fault: error of a reply whose rows are not those of the
+    entries.
     """
 
     kind: ClassVar[Operation]
     is_free: ClassVar[bool] = False
     has_prompt: ClassVar[bool] = False
     instruction_place: ClassVar[Literal["pair", "text"] | None] = None
+    joins_chunks: ClassVar[bool] = False
     row_fault: ClassVar[str] = ""
 
     # --- always written by an operation
@@ -198,11 +201,6 @@ class BaseWork(msgspec.Struct, frozen=True):
         return True
 
     @property
-    def is_indivisible(self) -> bool:
-        """Return whether the inputs have to be computed together."""
-        return False
-
-    @property
     def shared_texts(self) -> tuple[str, ...]:
         """Texts that every part repeats."""
         return ()
@@ -246,6 +244,11 @@ class BaseWork(msgspec.Struct, frozen=True):
     def reply_rows(self) -> int | None:
         """Number of vectors or scores of the reply, None if it has several values for each input."""
         return None
+
+    @property
+    def counted_inputs(self) -> int:
+        """Number of inputs as limits and usage count them."""
+        return len(self.inputs)
 
     @property
     def media(self) -> Sequence[Image | Audio]:
@@ -394,6 +397,10 @@ class BaseReply(msgspec.Struct, frozen=True):
     def dense_vectors(self) -> Vectors | None:
         """One vector for each input, None if the reply has none."""
         return None
+
+    def input_of(self, row: int) -> int:
+        """Return the input of a row of `dense_vectors`."""
+        return row
 
     @property
     def numbers(self) -> int:

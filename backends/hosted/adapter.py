@@ -34,7 +34,6 @@ from backends.contract.errors import (
 )
 from backends.contract.refusals import (
     check_no_instruction,
-    check_no_late_chunking,
     check_no_max_tokens,
     check_plain_texts,
     refused_parts,
@@ -135,7 +134,6 @@ class HostedBackend(HttpBackend):
         prompted = self._prompted(work)
         if not isinstance(prompted, Embed | EmbedParts):
             raise UnsupportedWork(f"this upstream's wire does not carry {work.operation}")
-        check_no_late_chunking(prompted)
         self._check_vectors_asked(prompted, offered)
         return await self._embed(prompted, remaining_s())
 

@@ -63,10 +63,15 @@ def check_no_template(work: EmbedParts) -> None:
 
     Raises: UnsupportedWork.
     """
-    if work.chat not in (None, Chat()):
+    if work.turns:
+        raise UnsupportedWork(
+            "this model applies no chat template: send `messages` with images or sound as one message of the "
+            "role `user`"
+        )
+    if work.chat not in (None, Chat()) or work.special_tokens:
         raise UnsupportedWork(
             "this model applies no chat template: leave out `chat_template`, `chat_template_kwargs`, "
-            "`add_generation_prompt` and `continue_final_message`"
+            "`add_generation_prompt`, `continue_final_message` and `add_special_tokens`"
         )
 
 

@@ -35,6 +35,8 @@ TOO_LONG = (
 UNKNOWN_ENCODING = frozenset({400, 415, 422})
 # A list without a vector is shorter, with all other fields of a reply.
 EMPTY_BYTES_MAX = 4096
+# Numbers in base64, little-endian.
+FLOAT32 = "<f4"
 EMPTY_LIST = re.compile(rb"\[\s*\]")
 
 
@@ -178,6 +180,20 @@ class UpstreamEmbeddings(msgspec.Struct, frozen=True):
     usage: TokenCounts | None = None
 
 
+class UpstreamDocument(msgspec.Struct, frozen=True):
+    """Vectors of the chunks of one document."""
+
+    data: list[UpstreamEmbedding]
+    index: int | None = None
+
+
+class UpstreamDocuments(msgspec.Struct, frozen=True):
+    """Body of POST /v1/contextualizedembeddings."""
+
+    data: list[UpstreamDocument]
+    usage: TokenCounts | None = None
+
+
 class NumbersByType(msgspec.Struct, frozen=True, rename={"vectors": "float"}):
     """Cohere's vectors of each requested type; only numbers are requested."""
 
@@ -204,20 +220,42 @@ class UpstreamModels(msgspec.Struct, frozen=True):
     data: list[UpstreamModel]
 
 
-def decode_embeddings(body: bytes, expected: int, base64_type: str = "<f4") -> tuple[Vectors, int | None]:
+def decode_embeddings(body: bytes, expected: int, dtype: str = FLOAT32) -> tuple[Vectors, int | None]:
     """Decode the vectors in input order, (expected, dim) float32, and the tokens, or None if not reported.
 
-    base64_type: numpy's name of a number in base64.
-
-    Raises: ReplicaFailed, if the body does not contain `expected` vectors.
+    dtype: of numbers in base64. Raises: ReplicaFailed, if the body does not contain `expected` vectors.
     """
     reply = decode_json(body, UpstreamEmbeddings)
     if len(reply.data) != expected:
         raise ReplicaFailed(f"asked for {expected} vectors, got {len(reply.data)}")
     places = in_order([item.index for item in reply.data], "data", listed=True)
-    paths = [f"data[{place}]" for place in places]
-    vectors = _rows([reply.data[place].embedding for place in places], paths, base64_type)
+    embeddings = [reply.data[place].embedding for place in places]
+    vectors = _rows(embeddings, [f"data[{place}]" for place in places], dtype)
     check_vectors(vectors, expected)
+    return vectors, reply.usage.tokens if reply.usage else None
+
+
+def decode_documents(body: bytes, counts: Sequence[int], dtype: str = FLOAT32) -> tuple[Vectors, int | None]:
+    """Decode the vectors of the chunks of documents, in order, (sum(counts), dim) float32, and the tokens.
+
+    counts: of the chunks of each document. dtype: of numbers in base64. Raises: ReplicaFailed, if the body
+    does not contain a vector for each.
+    """
+    reply = decode_json(body, UpstreamDocuments)
+    if len(reply.data) != len(counts):
+        raise ReplicaFailed(f"asked for {len(counts)} documents, got {len(reply.data)}")
+    embeddings: list[str | list[float]] = []
+    paths: list[str] = []
+    order = in_order([item.index for item in reply.data], "data", listed=True)
+    for place, count in zip(order, counts, strict=True):
+        items, path = reply.data[place].data, f"data[{place}].data"
+        if len(items) != count:
+            raise ReplicaFailed(f"asked for {count} vectors of a document, got {len(items)}")
+        places = in_order([item.index for item in items], path, listed=True)
+        embeddings += [items[at].embedding for at in places]
+        paths += [f"{path}[{at}]" for at in places]
+    vectors = _rows(embeddings, paths, dtype)
+    check_vectors(vectors, len(embeddings))
     return vectors, reply.usage.tokens if reply.usage else None
 
 
@@ -261,10 +299,10 @@ def decode_typed_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | 
     return vectors, reply.meta.token_count if reply.meta else None
 
 
-def _rows(embeddings: Sequence[str | list[float]], paths: Sequence[str], base64_type: str = "<f4") -> Vectors:
-    """Return the rows as one array. paths, base64_type: of those that may be base64."""
+def _rows(embeddings: Sequence[str | list[float]], paths: Sequence[str], dtype: str = FLOAT32) -> Vectors:
+    """Return the rows as one array. paths: of those that may be base64. dtype: of their numbers."""
     rows = [
-        _row(embedding) if isinstance(embedding, list) else _unpacked(embedding, index, paths, base64_type)
+        _row(embedding) if isinstance(embedding, list) else _unpacked(embedding, index, paths, dtype)
         for index, embedding in enumerate(embeddings)
     ]
     # Checked here, because numpy would convert unequal rows to an array of objects.
@@ -280,9 +318,9 @@ def _row(embedding: list[float]) -> Vectors:
     return float32(embedding)
 
 
-def _unpacked(embedding: str, index: int, paths: Sequence[str], base64_type: str) -> Vectors:
+def _unpacked(embedding: str, index: int, paths: Sequence[str], dtype: str) -> Vectors:
     try:
-        numbers = np.frombuffer(pybase64.b64decode(embedding, validate=True), dtype=base64_type)
+        numbers = np.frombuffer(pybase64.b64decode(embedding, validate=True), dtype)
         return numbers.astype(np.float32, copy=False)
     except ValueError as error:
         raise unreadable_value(f"{paths[index]}.embedding", embedding, index) from error

@@ -14,6 +14,7 @@ import numpy as np
 from backends.contract import (
     NUMBER_MAX,
     Embed,
+    EmbedChunks,
     ModelWork,
     QueueDepth,
     Rerank,
@@ -72,7 +73,7 @@ def check_tokens(tokens: int, inputs: int, max_input_tokens: int | None) -> None
         raise ReplicaFailed(f"the upstream counted {tokens} tokens for {inputs} inputs")
 
 
-def check_dimensions(work: Embed, width: int | None) -> None:
+def check_dimensions(work: Embed | EmbedChunks, width: int | None) -> None:
     """Check that the requested dimensions are not more than the width of the model's vectors.
 
     Raises: InvalidWork.
@@ -81,7 +82,7 @@ def check_dimensions(work: Embed, width: int | None) -> None:
         raise InvalidWork(f"`dimensions` is {work.dimensions}, the model's vectors have {width}")
 
 
-def fit_vectors(vectors: Vectors, work: Embed) -> Vectors:
+def fit_vectors(vectors: Vectors, work: Embed | EmbedChunks) -> Vectors:
     """Apply the requested dimensions and normalization, even if the server did so already.
 
     Raises: ReplicaFailed, if the rows have fewer components than requested.

@@ -16,6 +16,7 @@ from backends.contract import (
     Classify,
     Detokenize,
     Embed,
+    EmbedChunks,
     EmbedParts,
     EmbedReply,
     Encode,
@@ -41,9 +42,9 @@ from backends.contract.errors import (
 )
 from backends.contract.refusals import (
     check_no_instruction,
-    check_no_late_chunking,
     check_no_max_tokens,
     check_plain_texts,
+    refused_chunks,
 )
 from backends.contract.texts import clip_text
 from backends.contract.vectors import shape_vectors
@@ -147,7 +148,6 @@ def check_supported(work: ModelWork, offered: Capabilities) -> None:
     """
     check_no_instruction(work)
     check_no_max_tokens(work)
-    check_no_late_chunking(work)
     check_plain_texts(work, "Infinity")
     if work.operation not in offered.operations:
         raise UnsupportedWork("this upstream's model does not do that")
@@ -262,6 +262,8 @@ class InfinityBackend(HttpBackend):
             return await self._counter.run(prompted, remaining_s())
         if isinstance(prompted, EmbedParts):
             return await self._embed_parts(prompted, self._model, self._capabilities, remaining_s())
+        if isinstance(prompted, EmbedChunks):
+            raise refused_chunks()
         check_supported(prompted, self._capabilities)
         ready = normalize_texts(prompted, self._counter.rules.max_tokens)
         count = await self._counter.count(ready, remaining_s())

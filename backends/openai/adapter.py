@@ -13,6 +13,8 @@ from backends.contract import (
     Capabilities,
     Detokenize,
     Embed,
+    EmbedChunks,
+    EmbedChunksReply,
     EmbedParts,
     EmbedReply,
     Operation,
@@ -51,6 +53,7 @@ from backends.openai.api import (
     settings_of,
     without_base64,
 )
+from backends.openai.chunks import embed_chunks
 from backends.openai.kind import OPENAI
 from backends.openai.media import embed_media
 from backends.openai.probe import ModelProbe
@@ -78,6 +81,7 @@ def capabilities(profile: OpenAIProfile, counter: TokenCounter | None, shape: Ap
         outputs=frozenset({Output.DENSE} if profile.embeds else ()),
         typed_inputs=bool(types),
         metered=shape.metered,
+        late_chunking=profile.embeds and shape.chunks is not None,
         notes=profile.notes if profile.scores is None else (*profile.notes, f"scores: {profile.scores}"),
     )
 
@@ -119,6 +123,7 @@ class OpenAIBackend(HttpBackend):
         self._handlers: dict[type, Callable[[Any, OpenAIProfile, float], Awaitable[Reply]]] = {
             Embed: self._embed,
             EmbedParts: self._embed_parts,
+            EmbedChunks: self._embed_chunks,
             Rerank: self._rerank,
             Score: self._score,
             Tokenize: self._run_tokenizer,
@@ -183,6 +188,11 @@ class OpenAIBackend(HttpBackend):
 
     async def _embed_parts(self, work: EmbedParts, profile: OpenAIProfile, timeout_s: float) -> EmbedReply:
         return await embed_media(self._api, work, profile, timeout_s)
+
+    async def _embed_chunks(
+        self, work: EmbedChunks, profile: OpenAIProfile, timeout_s: float
+    ) -> EmbedChunksReply:
+        return await embed_chunks(self._api, work, profile, timeout_s)
 
     async def _rerank(self, work: Rerank, profile: OpenAIProfile, timeout_s: float) -> RerankReply:
         remaining_s = countdown(timeout_s)

@@ -21,7 +21,7 @@ from backends.contract.errors import (
     UnsupportedWork,
     input_too_long,
 )
-from backends.contract.refusals import check_no_instruction, check_no_late_chunking
+from backends.contract.refusals import check_no_instruction
 from backends.contract.vectors import sigmoid
 from backends.http.answers import decode_json
 from backends.http.client import UpstreamClient, UpstreamResponse
@@ -31,6 +31,7 @@ from backends.http.openai_wire import (
     Count,
     TokenCounts,
     context_length_in,
+    decode_documents,
     decode_embeddings,
     decode_typed_embeddings,
     error_of,
@@ -78,7 +79,6 @@ def encode(work: Embed, profile: OpenAIProfile, shape: ApiShape = OPENAI, extra:
 
     Raises: UnsupportedWork, InvalidWork.
     """
-    check_no_late_chunking(work)
     if not work.normalize:
         raise UnsupportedWork("this upstream's wire has no vectors that are not normalized")
     check_dimensions(work, profile.width)
@@ -91,6 +91,8 @@ def encode(work: Embed, profile: OpenAIProfile, shape: ApiShape = OPENAI, extra:
 
 def _written(work: Embed, shape: ApiShape) -> Sequence[Any]:
     """Return the texts as the API takes them."""
+    if shape.chunks == "lists":
+        return [[text] for text in work.inputs]
     if shape.media != "content":
         return work.inputs
     return [{"content": [{"type": "text", "text": text}]} for text in work.inputs]
@@ -121,16 +123,6 @@ def _named(profile: OpenAIProfile) -> Body:
     return {} if profile.model is None else {"model": profile.model}
 
 
-def decode_vectors(body: bytes, expected: int, shape: ApiShape) -> tuple[Vectors, int | None]:
-    """Decode the vectors in input order, (expected, dim) float32, and the tokens, or None if not reported.
-
-    Raises: ReplicaFailed.
-    """
-    if shape.typed_reply:
-        return decode_typed_embeddings(body, expected)
-    return decode_embeddings(body, expected, shape.base64_type)
-
-
 def decode(
     work: Embed,
     response: UpstreamResponse,
@@ -152,6 +144,18 @@ def decode(
     check_tokens(tokens, len(work.inputs), profile.max_tokens)
     cut = truncated_inputs(work, tokens, profile.max_tokens)
     return EmbedReply(fit_vectors(vectors, work), tokens, cut)
+
+
+def decode_vectors(body: bytes, expected: int, shape: ApiShape) -> tuple[Vectors, int | None]:
+    """Decode the vectors of a body in input order, (expected, dim) float32, and the tokens, if reported.
+
+    Raises: ReplicaFailed, if the body does not contain `expected` vectors.
+    """
+    if shape.chunks == "lists":
+        return decode_documents(body, [1] * expected, shape.dtype)
+    if shape.typed_reply:
+        return decode_typed_embeddings(body, expected)
+    return decode_embeddings(body, expected, shape.dtype)
 
 
 # --- rerank API of Cohere, Jina and Voyage. Every score is requested, because a call may be cut into several

@@ -1,7 +1,8 @@
 """Differences between OpenAI's embeddings API and its relatives, as data. Pure.
 
-Source: OpenAI OpenAPI document 2.3.0; the API references of Cohere (v2), Jina and Voyage. A shape contains
-only what differs in requests and vectors; errors, scores and token counts are read in any of their forms.
+Source: OpenAI OpenAPI document 2.3.0; the API references of Cohere (v2), Jina and Voyage; perplexityai 0.36.
+A shape contains only what differs in requests and vectors; errors, scores and token counts are read in any of
+their forms.
 """
 
 from collections.abc import Mapping
@@ -32,10 +33,11 @@ class ApiShape(msgspec.Struct, frozen=True):
     for each treatment of inputs that are too long; empty if the API has no such field, otherwise a missing
     treatment is not offered. rerank_fields: constant fields of a rerank. metered: every request costs money,
     so that few probes are sent. media: form of inputs with images, None without them: `objects` (Jina),
-    `cohere`, or `content` (Voyage), which texts have, too. embed_inputs, rerank_inputs: the most inputs of
-    one request. request_tokens: the most tokens of all its inputs. base64_type: numpy's name of a number in
-    base64. rerank_form: of the texts of a rerank: a query for each document (`pairs`, DeepInfra), or
-    `ranking` (NIM).
+    `cohere`, or `content` (Voyage), which texts have, too. chunks: form of documents whose chunks are
+    embedded in their context, None without them: `lists` of chunks, which texts have, too, or Jina's `field`,
+    with a request for each document. dtype: of numbers in base64. embed_inputs, rerank_inputs: the most
+    inputs of one request. request_tokens: the most tokens of all its inputs. rerank_form: of the texts of a
+    rerank: a query for each document (`pairs`, DeepInfra), or `ranking` (NIM).
     """
 
     version: str = "OpenAI API"
@@ -54,10 +56,11 @@ class ApiShape(msgspec.Struct, frozen=True):
     rerank_fields: Fields = NO_FIELDS
     metered: bool = False
     media: Literal["objects", "cohere", "content"] | None = None
+    chunks: Literal["lists", "field"] | None = None
+    dtype: Literal["<f4", "i1"] = "<f4"
     embed_inputs: int | None = None
     rerank_inputs: int | None = None
     request_tokens: int | None = None
-    base64_type: str = "<f4"
     rerank_form: Literal["documents", "pairs", "ranking"] = "documents"
 
     @property
@@ -157,6 +160,15 @@ SHAPES: dict[ApiKind, ApiShape] = {
         metered=True,
         embed_inputs=1000,
         rerank_inputs=1000,
+    ),
+    "perplexity": ApiShape(
+        version="Perplexity API",
+        # It has no numbers in JSON.
+        numbers={"encoding_format": "base64_int8"},
+        dtype="i1",
+        metered=True,
+        embed_inputs=512,
+        request_tokens=120_000,
     ),
 }
 

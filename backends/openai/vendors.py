@@ -74,21 +74,6 @@ VENDORS: Mapping[VendorName, Vendor] = {
         _shape("OpenRouter API", rerank="rerank"),
         litellm=("openrouter",),
     ),
-    "perplexity": Vendor(
-        "https://api.perplexity.ai/v1",
-        "PERPLEXITYAI_API_KEY",
-        # It has no other numbers.
-        _shape(
-            "Perplexity API",
-            numbers={"encoding_format": "base64_int8"},
-            base64=None,
-            base64_type="i1",
-            embed_inputs=512,
-            request_tokens=120_000,
-        ),
-        litellm=("perplexity",),
-        provider="perplexity",
-    ),
     "siliconflow": Vendor(
         "https://api.siliconflow.cn/v1",
         "SILICONFLOW_API_KEY",
@@ -125,6 +110,11 @@ def vendor_of(settings: ApiSettings, address: str = "") -> Vendor | None:
 
 # Voyage's models with images have a path and a form of inputs of their own, also for texts.
 VOYAGE_MULTIMODAL = "voyage-multimodal"
+# So have those that embed chunks in their context. They have no field for inputs that are too long.
+VOYAGE_CONTEXT = "voyage-context"
+PERPLEXITY_CONTEXT = "pplx-embed-context"
+# Jina's models that take `late_chunking`.
+JINA_LATE_CHUNKING = frozenset({"jina-embeddings-v3", "jina-embeddings-v4"})
 
 
 def shape_of(settings: ApiSettings, model: str | None = None, address: str = "") -> ApiShape:
@@ -132,9 +122,9 @@ def shape_of(settings: ApiSettings, model: str | None = None, address: str = "")
 
     model: its name. address: base URL.
     """
-    vendor = vendor_of(settings, address)
+    vendor, name = vendor_of(settings, address), model or ""
     shape = SHAPES[settings.kind] if vendor is None else vendor.shape
-    if settings.kind == "voyage" and model is not None and model.startswith(VOYAGE_MULTIMODAL):
+    if settings.kind == "voyage" and name.startswith(VOYAGE_MULTIMODAL):
         shape = msgspec.structs.replace(
             shape,
             embeddings="multimodalembeddings",
@@ -143,6 +133,19 @@ def shape_of(settings: ApiSettings, model: str | None = None, address: str = "")
             base64={"output_encoding": "base64"},
             media="content",
         )
+    if settings.kind == "voyage" and name.startswith(VOYAGE_CONTEXT):
+        shape = msgspec.structs.replace(
+            shape,
+            embeddings="contextualizedembeddings",
+            rerank=None,
+            inputs="inputs",
+            truncation={},
+            chunks="lists",
+        )
+    if settings.kind == "perplexity" and name.startswith(PERPLEXITY_CONTEXT):
+        shape = msgspec.structs.replace(shape, embeddings="contextualizedembeddings", chunks="lists")
+    if settings.kind == "jina" and name in JINA_LATE_CHUNKING:
+        shape = msgspec.structs.replace(shape, chunks="field")
     types = shape.input_type if settings.input_type is None else settings.input_type
     return msgspec.structs.replace(
         shape,

@@ -49,7 +49,6 @@ from backends.contract.errors import (
 )
 from backends.contract.refusals import (
     check_no_instruction,
-    check_no_late_chunking,
     check_no_max_tokens,
     check_plain_texts,
 )
@@ -223,7 +222,6 @@ def check_supported(work: Work, info: TeiInfo, routes: Routes) -> None:
     """
     check_no_instruction(work)
     check_no_max_tokens(work)
-    check_no_late_chunking(work)
     check_plain_texts(work, "TEI")
     operations, outputs = operations_and_outputs(info.model_type, routes)
     if isinstance(work, Encode):

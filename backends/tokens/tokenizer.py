@@ -292,6 +292,14 @@ class TextTokenizer:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return [(id_, start) for id_, (start, _) in zip(encoding.ids, encoding.offsets, strict=True)]
 
+    def ids_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a text with special tokens, and the first character of each and the one after.
+
+        Special tokens are at (0, 0).
+        """
+        encoding = self._tokenizer.encode(text)
+        return encoding.ids, encoding.offsets
+
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, without special tokens and truncation."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)

@@ -20,6 +20,7 @@ from backends.contract import (
     Detokenize,
     DetokenizeReply,
     Embed,
+    EmbedChunks,
     EmbedParts,
     EmbedReply,
     Encode,
@@ -50,7 +51,7 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.contract.refusals import check_no_instruction, check_no_late_chunking
+from backends.contract.refusals import check_no_instruction, refused_chunks
 from backends.contract.vectors import shape_vectors, sigmoid
 from backends.http.adapters import HttpBackend, Route, Routes, check_outputs, run_outputs, single_output
 from backends.http.answers import decode_json
@@ -129,7 +130,6 @@ def _length_of(work: ModelWork, profile: VllmProfile) -> int:
 
 
 def _encode_embed(work: Embed, profile: VllmProfile) -> tuple[str, Body]:
-    check_no_late_chunking(work)
     check_dimensions(work, profile.width)
     if profile.width is None:
         raise UnsupportedWork("this upstream gives no vectors")
@@ -350,6 +350,8 @@ class VllmBackend(HttpBackend):
             return await self._run_tokenizer(prompted, self._profile, remaining_s())
         if isinstance(prompted, EmbedParts):
             return await self._embed_parts(prompted, self._profile, remaining_s())
+        if isinstance(prompted, EmbedChunks):
+            raise refused_chunks()
         if isinstance(prompted, Encode):
             check_outputs(prompted, self._profile.outputs)
         return await run_outputs(prompted, partial(self._request, self._profile), remaining_s())
@@ -371,7 +373,7 @@ class VllmBackend(HttpBackend):
     async def _embed_parts(
         self, work: EmbedParts, profile: VllmProfile, timeout_s: float
     ) -> EmbedReply | EncodeReply:
-        """Embed each input by a request with one message, some at a time."""
+        """Embed each input by a request with its messages, some at a time."""
         check_media(work, media_operations(profile))
         if work.output not in profile.outputs:
             raise UnsupportedWork(f"this upstream gives no {work.output} output of images or sound")
@@ -379,7 +381,7 @@ class VllmBackend(HttpBackend):
         if not is_dense and work.dimensions is not None:
             raise UnsupportedWork("`dimensions` does not apply to multivector output; leave it out")
         path = EMBEDDINGS if is_dense else POOLING
-        bodies = [parts_body(work, parts, profile.raw_vectors) for parts in work.inputs]
+        bodies = [parts_body(work, index, profile.raw_vectors) for index in range(len(work.inputs))]
 
         async def embed(body: Body) -> tuple[Vectors, int]:
             response = await self._post(path, body | {"model": profile.model}, timeout_s, 1)

@@ -5,11 +5,24 @@ Releases before 0.33 read one conversation a request.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from backends.contract import Chat, Classify, Embed, EmbedParts, Encode, Output, Part, Token, Vectors
+from backends.contract import (
+    Chat,
+    Classify,
+    Embed,
+    EmbedParts,
+    Encode,
+    Output,
+    Part,
+    Token,
+    Turn,
+    Turns,
+    Vectors,
+)
 from backends.contract.errors import (
     BackendError,
     InvalidWork,
@@ -112,8 +125,8 @@ def input_fields(work: Embed | Encode | Classify) -> Body:
     return messages | _template_fields(work.chat)
 
 
-def parts_body(work: EmbedParts, parts: Sequence[Part], raw_switch: str | None) -> Body:
-    """Return the body of a request for one input with images or sound.
+def parts_body(work: EmbedParts, index: int, raw_switch: str | None) -> Body:
+    """Return the body of a request for one of several inputs with images or sound.
 
     raw_switch: turns the normalization off, if the server has one. Raises: UnsupportedWork.
     """
@@ -124,10 +137,25 @@ def parts_body(work: EmbedParts, parts: Sequence[Part], raw_switch: str | None) 
     switch: Body = {raw_switch: False} if raw_switch else {}
     form: Body = BASE64 if work.output is Output.DENSE else {"task": "token_embed"}
     fields: Body = {} if work.chat is None else _template_fields(work.chat)
+    if work.special_tokens:
+        fields["add_special_tokens"] = True
+    parts = work.inputs[index]
     if work.chat is None and len(parts) == 1 and isinstance(parts[0], str):
         # As a request for texts alone, so that its vector does not depend on its company.
         return {"input": parts[0]} | form | switch
-    return {"messages": [{"role": "user", "content": content_of(parts)}]} | fields | form | switch
+    turns = work.turns[index] if work.turns else (Turn("user", len(parts)),)
+    return {"messages": _messages(turns, parts)} | fields | form | switch
+
+
+def _messages(turns: Turns, parts: Sequence[Part]) -> list[Body]:
+    """Return the messages of a conversation. parts: of all messages, one after the other."""
+    rest, messages = iter(parts), []
+    for turn in turns:
+        own = list(islice(rest, turn.parts))
+        named: Body = {} if turn.name is None else {"name": turn.name}
+        content: Any = own[0] if turn.is_text else content_of(own)
+        messages.append({"role": turn.role, "content": content} | named)
+    return messages
 
 
 def _template_fields(chat: Chat) -> Body:

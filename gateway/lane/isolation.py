@@ -36,7 +36,7 @@ PAUSE_MIN_S = 0.5
 PAUSE_MAX_S = 8.0
 TENANTS_MAX = 1024
 # Fields of a work that hold its inputs, or something of each.
-PER_INPUT = frozenset({"inputs", "documents", "pairs", "prompt_characters"})
+PER_INPUT = frozenset({"inputs", "documents", "pairs", "prompt_characters", "turns"})
 
 # A tenant counts as active for this long after its last call, which covers callers that pause between calls.
 ACTIVE_S = 2.0

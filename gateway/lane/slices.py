@@ -88,8 +88,8 @@ def tightest(bounds: Sequence[Bounds]) -> Bounds:
 def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = False) -> list[Slice]:
     """Return consecutive slices within the bounds; an input that alone exceeds them is a slice of its own.
 
-    tokens: count of each input against the bound. exact: the counts are the model's own. Inputs that have to
-    be computed together are one slice, whatever the bounds. A conversation is a slice of its own.
+    tokens: count of each input against the bound. exact: the counts are the model's own. A conversation is a
+    slice of its own.
     """
     # Texts that every part repeats are sent with each slice.
     room = None if bounds.bytes is None else bounds.bytes - work.shared_bytes
@@ -97,9 +97,6 @@ def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = Fals
     weights = work.pixel_weights()
     if len(tokens) == 1:
         starts = [0]
-    elif work.is_indivisible:
-        # The special tokens, which each count includes, are added once.
-        starts, exact = [0], False
     else:
         costs = [max(pair) for pair in zip(tokens, weights, strict=True)] if weights else tokens
         most_inputs = 1 if work.conversation is not None else bounds.inputs
@@ -176,7 +173,7 @@ def separated(
     tokens: count of each of its inputs. starts: of parts, anyway.
     """
     cuts = sorted({*starts, *places, *(place + 1 for place in places)} - {piece.inputs})
-    if len(cuts) == 1 or piece.work.is_indivisible:
+    if len(cuts) == 1:
         return [piece]
     sizes = piece.work.wire_sizes(piece.bytes or None)
     return _slices(piece, cuts, (tokens, sizes, piece.work.pixel_weights()))

@@ -117,7 +117,7 @@ class Ticket:
     @property
     def is_indivisible(self) -> bool:
         """True if no smaller slices can be cut of it to find the input at fault."""
-        return self.piece.inputs == 1 or self.piece.work.is_indivisible
+        return self.piece.inputs == 1
 
     @property
     def may_have_run(self) -> bool:

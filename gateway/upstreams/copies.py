@@ -151,7 +151,7 @@ class Copies:
 def _sample(call: Call) -> Call:
     """Return the first inputs of a call, if they can be computed without the others."""
     work = call.work
-    if not isinstance(work, Embed) or work.late_chunking or len(work.inputs) <= COMPARED_INPUTS_MAX:
+    if not isinstance(work, Embed) or len(work.inputs) <= COMPARED_INPUTS_MAX:
         return call
     return msgspec.structs.replace(call, work=work.part(0, COMPARED_INPUTS_MAX))
 

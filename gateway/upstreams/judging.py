@@ -244,4 +244,4 @@ def serves_alike(canary: Capabilities, model: Capabilities, call: Call) -> bool:
         return False
     if call.instruction is not None and model.takes_instruction and not canary.takes_instruction:
         return False
-    return not call.work.is_indivisible or canary.late_chunking
+    return not call.work.joins_chunks or canary.late_chunking

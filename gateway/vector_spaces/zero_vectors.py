@@ -23,7 +23,7 @@ def zero_row(work: Work, reply: Reply) -> int | None:
     if vectors.size and vectors[:, 0].all():
         return None
     rows = np.flatnonzero(~vectors.any(axis=1))
-    return int(rows[0]) if len(rows) else None
+    return reply.input_of(int(rows[0])) if len(rows) else None
 
 
 async def gives_zeros(backend: Backend) -> bool | None:

@@ -68,6 +68,19 @@ async def test_the_width_is_cut_in_each_spelling(boot: Boots, options: dict[str,
     np.testing.assert_allclose(cut / np.linalg.norm(cut), reply.json()["embedding"]["values"], rtol=1e-5)
 
 
+def inline(kind: str) -> dict[str, Any]:
+    return {"inlineData": {"mimeType": kind, "data": "AAAA"}}
+
+
+async def test_texts_of_several_parts_are_lines_of_one_text(boot: Boots) -> None:
+    parts = [{"text": "red"}, {"text": "green"}]
+    reply = await posted(boot(fakes()), "/v1/models/bge:embedContent", {"content": {"parts": parts}})
+    count = await posted(boot(fakes()), COUNT, {"contents": [{"parts": parts}]})
+
+    np.testing.assert_allclose(vector_of("red\ngreen"), reply.json()["embedding"]["values"], rtol=1e-5)
+    assert reply.json()["usageMetadata"]["totalTokenCount"] == count.json()["totalTokens"]
+
+
 TEXT = {"parts": [{"text": "a"}]}
 EMBED, BATCH, COUNT = (f"/v1beta/models/bge:{method}" for method in METHODS)
 
@@ -80,13 +93,18 @@ EMBED, BATCH, COUNT = (f"/v1beta/models/bge:{method}" for method in METHODS)
         (EMBED, request("red", taskType="CLUSTERING", task_type="CLASSIFICATION"), "two values"),
         (EMBED, request("red", taskType="X"), "allowed: "),
         (EMBED, request(""), "empty"),
-        (EMBED, {"content": {"parts": [{"text": "a"}, {"text": "b"}]}}, "one part"),
-        (EMBED, {"content": {"parts": []}}, "one part"),
-        (EMBED, {"content": {"parts": [{"inlineData": {"mimeType": "image/png"}}]}}, "one part"),
+        (EMBED, {"content": {"parts": [{"text": "a"}, {"text": ""}]}}, "empty text"),
+        (EMBED, {"content": {"parts": []}}, "no part"),
+        (EMBED, {"content": {"parts": [{}]}}, "without `text`"),
+        (EMBED, {"content": {"parts": [{"text": "a", "inlineData": {"data": "AA=="}}]}}, "several of them"),
+        (EMBED, {"content": {"parts": [{"inlineData": {"mimeType": "image/png"}}]}}, "data"),
+        (EMBED, {"content": {"parts": [inline("video/mp4")]}}, "'video/mp4'"),
+        (EMBED, {"content": {"parts": [inline("application/pdf")]}}, "'application/pdf'"),
+        (EMBED, {"content": {"parts": [inline("image/png")]}}, "damaged"),
         (EMBED, request("w " * 60, embedContentConfig={"autoTruncate": False}), "token"),
         (BATCH, {"requests": [request("red", taskType="CLUSTERING"), request("blue")]}, "taskType"),
         (COUNT, {"contents": []}, "contents"),
-        (COUNT, {"contents": [{"parts": [{"text": "a"}, {"text": "b"}]}]}, "one part"),
+        (COUNT, {"contents": [{"parts": [{"text": "a"}, inline("image/png")]}]}, "no text"),
         (COUNT, {"contents": [TEXT], "tools": [{}]}, "tools"),
         (COUNT, {"contents": [TEXT], "systemInstruction": {"parts": []}}, "systemInstruction"),
     ],

@@ -11,7 +11,7 @@ from backends.openai.shapes import SHAPES
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots
 from tests.fakes.hooks import RERANKER
-from tests.fakes.hosted_api import FakeHostedApi
+from tests.fakes.hosted_api import FakeHostedApi, chunk_vectors
 from tests.fakes.openai import FIELDS, FakeOpenAI, scores_of
 from tests.fakes.tei import FakeTei, score_of, vector_of
 from tests.fakes.vllm import FakeVllm
@@ -217,3 +217,51 @@ async def test_a_gateway_behind_a_gateway_embeds_pictures(boot: Boots, backend: 
     sources = [f"user: {PICTURES[0]}", "a b", f"user: {PICTURES[1]}", "c"]
     found = [item["embedding"] for item in reply.json()["data"]]
     np.testing.assert_allclose([vector_of(source) for source in sources], found, atol=1e-6)
+
+
+CHUNKS = [["red", "green"], ["blue"]]
+CONTEXT_MODELS: dict[ApiKind, str] = {
+    "jina": "jina-embeddings-v3",
+    "voyage": "voyage-context-3",
+    "perplexity": "pplx-embed-context-v1-0.6b",
+}
+
+
+def contextual(kind: ApiKind) -> str:
+    return hosted(kind).replace("embed-1", CONTEXT_MODELS[kind])
+
+
+@pytest.mark.parametrize("kind", CONTEXT_MODELS)
+async def test_documents_reach_the_apis_that_read_them(boot: Boots, kind: ApiKind) -> None:
+    server = FakeHostedApi(kind)
+    async with boot({"api": server}, contextual(kind)) as gateway:
+        reply = await gateway.post("/v1/contextualizedembeddings", {"model": "m", "inputs": CHUNKS})
+        late = await gateway.post("/v1/embeddings", {"input": CHUNKS[0], "late_chunking": True})
+        plain = await gateway.post("/v1/embeddings", {"input": CHUNKS[0]})
+        cut = await gateway.post(
+            "/v1/contextualizedembeddings",
+            {"inputs": [["a"]], "enable_auto_chunking": True, "input_type": "document"},
+        )
+        long = await gateway.post("/v1/contextualizedembeddings", {"inputs": [["a"], ["w " * 9] * 2]})
+
+    # Perplexity's numbers have 8 bits.
+    tolerance = 0.01 if kind == "perplexity" else 1e-6
+    assert 200 == reply.status_code, reply.text
+    for item, chunks in zip(reply.json()["data"], CHUNKS, strict=True):
+        vectors = [each["embedding"] for each in item["data"]]
+        np.testing.assert_allclose(chunk_vectors(chunks), vectors, atol=tolerance)
+    assert 9 == reply.json()["usage"]["total_tokens"]
+    found = [item["embedding"] for item in late.json()["data"]]
+    np.testing.assert_allclose(chunk_vectors(CHUNKS[0]), found, atol=tolerance)
+    found = [item["embedding"] for item in plain.json()["data"]]
+    np.testing.assert_allclose([vector_of(text) for text in CHUNKS[0]], found, atol=tolerance)
+    assert (400, "cuts no texts") == (cut.status_code, cut.json()["detail"][14:27])
+    assert 400 == long.status_code
+    assert long.json()["detail"].startswith("input 1: ")
+
+
+async def test_a_hosted_model_without_context_refuses_documents(boot: Boots) -> None:
+    async with boot({"api": FakeHostedApi("voyage")}, hosted("voyage")) as gateway:
+        reply = await gateway.post("/v1/contextualizedembeddings", {"model": "m", "inputs": CHUNKS})
+
+    assert (400, "model") == (reply.status_code, reply.json()["error"]["param"])

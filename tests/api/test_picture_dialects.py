@@ -66,6 +66,12 @@ def picture_part(source: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": source}}
 
 
+def inline(source: str) -> dict[str, Any]:
+    """Return a picture as Gemini's part, with the letters of URLs as its client writes them."""
+    data = source.partition(",")[2].replace("+", "-").replace("/", "_")
+    return {"inlineData": {"mimeType": "image/png", "data": data}}
+
+
 BODIES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("/v1/embeddings", message(picture_part(FIRST)), [FIRST]),
     ("/v1/embeddings", message({"type": "image_url", "image_url": FIRST}), [FIRST]),
@@ -102,11 +108,26 @@ BODIES: list[tuple[str, dict[str, Any], list[str]]] = [
         },
         [FIRST, "a b"],
     ),
+    (
+        "/v1/embeddings",
+        {"input": [{"content": [{"type": "text", "text": "a b"}]}, {"content": [picture_part(SECOND)]}]},
+        ["a b", SECOND],
+    ),
+    (
+        "/v1beta/models/clip:batchEmbedContents",
+        {"requests": [{"content": {"parts": [each]}} for each in ({"text": "a b"}, inline(FIRST))]},
+        ["a b", FIRST],
+    ),
+    ("/v1/models/clip:embedContent", {"content": {"parts": [inline(SECOND)]}}, [SECOND]),
 ]
 
 
 def vectors_in(body: dict[str, Any]) -> list[list[float]]:
     """Return the vectors of any dialect's reply."""
+    if "embedding" in body:
+        return [body["embedding"]["values"]]
+    if "embeddings" in body and isinstance(body["embeddings"], list) and "values" in body["embeddings"][0]:
+        return [item["values"] for item in body["embeddings"]]
     if "data" in body:
         return [item["embedding"] for item in body["data"]]
     found = body["embeddings"]
@@ -132,6 +153,102 @@ async def test_vllm_reads_texts_and_pictures_together(boot: Boots) -> None:
     reply = await posted(boot({"one": FakeVllm(images=True)}, config_of("vllm", "")), "/v1/embeddings", body)
 
     np.testing.assert_allclose(vector_of(f"user: a b {FIRST}"), vectors_in(reply.json())[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": [{"content": [{"type": "text", "text": "a b"}, picture_part(FIRST)]}]}),
+        ("/v1/models/clip:embedContent", {"content": {"parts": [{"text": "a b"}, inline(FIRST)]}}),
+        (
+            "/v1beta/models/clip:embedContent",
+            {
+                "content": {
+                    "parts": [
+                        {"text": "a b"},
+                        {"inline_data": {"mime_type": "image/png", "data": picture(0)}},
+                    ]
+                }
+            },
+        ),
+    ],
+)
+async def test_parts_of_one_input_have_one_vector(boot: Boots, path: str, body: dict[str, Any]) -> None:
+    reply = await posted(boot({"one": FakeVllm(images=True)}, config_of("vllm", "")), path, body)
+
+    np.testing.assert_allclose([vector_of(f"user: a b {FIRST}")], vectors_in(reply.json()), atol=1e-6)
+
+
+SYSTEM = {"role": "system", "content": [{"type": "text", "text": "Represent it."}]}
+OPEN = {"role": "assistant", "content": [{"type": "text", "text": ""}]}
+# As Dify's plugin and vLLM's recipe send one input.
+DIFY = {
+    "messages": [SYSTEM, *message(picture_part(FIRST), {"type": "text", "text": "a b"})["messages"], OPEN],
+    "encoding_format": "float",
+    "continue_final_message": True,
+    "add_special_tokens": True,
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+async def test_conversations_with_pictures_reach_a_server_as_they_are(boot: Boots, path: str) -> None:
+    server = FakeVllm(images=True)
+    nemotron = [{"role": role, "content": [picture_part(FIRST)]} for role in ("query", "document")]
+    bodies: list[dict[str, Any]] = [
+        DIFY,
+        {"messages": nemotron[:1], "chat_template_kwargs": {"dialect": "short"}},
+        {"messages": nemotron[1:]},
+        {"messages": [{"role": "user", "content": "a b", "name": "ann"}, *nemotron[1:]]},
+    ]
+    async with boot({"one": server}, config_of("vllm", "")) as gateway:
+        replies = [await gateway.post(path, {"model": "clip"} | body) for body in bodies]
+        sent = [body for _, body in server.requests if "messages" in body][-len(bodies) :]
+
+    assert [200] * 4 == [reply.status_code for reply in replies], replies[0].text
+    for body, got in zip(bodies, sent, strict=True):
+        assert body["messages"] == got["messages"]
+        assert body.get("continue_final_message", False) == got["continue_final_message"]
+        assert body.get("add_special_tokens", False) == got.get("add_special_tokens", False)
+        assert body.get("chat_template_kwargs") == got.get("chat_template_kwargs")
+
+
+async def test_several_conversations_have_a_vector_each(boot: Boots) -> None:
+    query = {"role": "query", "content": [picture_part(FIRST)]}
+    text = {"role": "document", "content": "a b"}
+    conversations = [[query], [text], [query], [query | {"role": "document"}]]
+    async with boot({"one": FakeVllm(images=True)}, config_of("vllm", "")) as gateway:
+        reply = await gateway.post("/v1/embeddings", {"messages": conversations})
+        mixed = await gateway.post("/v1/embeddings", {"messages": [[query], text]})
+
+    texts = [f"query: {FIRST}", "document: a b", f"query: {FIRST}", f"document: {FIRST}"]
+    np.testing.assert_allclose([vector_of(each) for each in texts], vectors_in(reply.json()), atol=1e-6)
+    assert (400, "messages") == (mixed.status_code, mixed.json()["error"]["param"])
+
+
+async def test_a_server_without_templates_refuses_conversations_with_pictures(
+    boot: Boots, tokenizer: str
+) -> None:
+    async with boot({"one": FakeInfinity(images=True)}, config_of("infinity", tokenizer)) as gateway:
+        several = await gateway.post("/v1/embeddings", DIFY)
+        special = await gateway.post(
+            "/v1/embeddings", message(picture_part(FIRST)) | {"add_special_tokens": True}
+        )
+
+    assert (400, 400) == (several.status_code, special.status_code)
+    assert "one message of the role `user`" in several.text
+    assert "`add_special_tokens`" in special.text
+
+
+async def test_a_document_of_a_text_and_a_picture_is_ranked(boot: Boots) -> None:
+    documents = [{"text": "a b", "image": FIRST}, {"image": SECOND}, {"text": "c"}, "d"]
+    body = {"query": "q", "documents": documents, "return_documents": True}
+    reply = await posted(boot({"one": FakeVllm(images=True)}, config_of("vllm", "")), "/v1/rerank", body)
+
+    texts = [f"user: a b {FIRST}", f"user: {SECOND}", "c", "d"]
+    results = {item["index"]: item for item in reply.json()["results"]}
+    expected = [float(vector_of("q") @ vector_of(text)) for text in texts]
+    np.testing.assert_allclose(expected, [results[i]["relevance_score"] for i in range(4)], atol=1e-6)
+    assert [*documents[:3], {"text": "d"}] == [results[i]["document"] for i in range(4)]
 
 
 async def test_usage_of_voyage_counts_pixels(boot: Boots, tokenizer: str) -> None:
@@ -179,7 +296,7 @@ async def test_the_first_name_of_jinas_types_is_applied(boot: Boots, tokenizer: 
         ("/v1/embeddings", message(picture_part("https://example.org/a.png")), "not fetched"),
         ("/v1/embeddings", message(picture_part("data:image/png;base64,AAAA")), "damaged"),
         ("/v1/embeddings", message(picture_part(FIRST)) | {"input": "a"}, "one of them"),
-        ("/v1/embeddings", {"messages": [*message(picture_part(FIRST))["messages"]] * 2}, "one message"),
+        ("/v1/embeddings", {"messages": [message(picture_part(FIRST))["messages"], []]}, "without messages"),
         (
             "/v1/embeddings",
             message({"type": "input_audio", "text": None}, picture_part(FIRST)),
@@ -187,14 +304,19 @@ async def test_the_first_name_of_jinas_types_is_applied(boot: Boots, tokenizer: 
         ),
         ("/v1/embeddings", message(picture_part(FIRST), {"type": "text", "text": ""}), "empty text"),
         ("/v1/embeddings", {"input": [{"image": FIRST, "text": "a"}]}, "one text or one image"),
+        ("/v1/embeddings", {"input": [{"content": [], "image": FIRST}]}, "one text or one image"),
+        ("/v1/embeddings", {"input": [{"content": []}]}, "alone"),
+        (
+            "/v1/embeddings",
+            {"input": [{"content": [picture_part(FIRST), {"type": "input_video"}]}]},
+            "input_video",
+        ),
         ("/v1/embeddings", {"input": [{"bytes": FIRST, "text": "a"}]}, "one text or one image"),
         ("/v1/embeddings", {"input": [{"image": FIRST}], "late_chunking": True}, "late_chunking"),
         ("/v1/embeddings", {"input": [{"image": FIRST}, [1, 2]]}, "token ids"),
-        ("/v1/embeddings", message(picture_part(FIRST)) | {"add_special_tokens": True}, "add_special_tokens"),
         ("/v1/embeddings", message(picture_part(FIRST)) | {"input_type": "query"}, "input_type"),
         ("/v1/embeddings", message(picture_part(FIRST)) | {"task": "retrieval.query"}, "task"),
         ("/v1/embeddings", {"input": [{"image": FIRST}, "a"], "input_type": "no-such"}, "no-such"),
-        ("/pooling", message(picture_part(FIRST)) | {"add_special_tokens": True}, "add_special_tokens"),
         ("/infinity/embeddings", {"input": ["x"], "modality": "audio"}, "base64"),
         ("/v2/embed", {"images": [FIRST], "texts": ["a"], "input_type": "image"}, "one of them"),
         ("/v2/embed", {"texts": ["a"], "input_type": "image"}, "needs `images`"),
@@ -317,7 +439,7 @@ async def test_a_model_without_a_medium_refuses_it(
     reply = await posted(boot({"one": server}, config_of(backend, tokenizer)), path, body)
 
     assert reply.status_code in {400, 422}, reply.text
-    assert f"no model here can embed {medium}" in reply.text
+    assert f"embed {medium}" in reply.text
 
 
 async def test_a_model_of_one_medium_refuses_the_other(boot: Boots, tokenizer: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gateway import __version__
+from gateway.tenants.keyring import key_digest
 from tests.api.test_picture_dialects import FIRST, PICTURES, SECOND, seen_by
 from tests.conftest import CONFIG, KEY, Boots, posted
 from tests.fakes.hooks import RERANKER
@@ -184,3 +185,34 @@ async def test_a_model_without_a_replica_is_not_ready(boot: Boots) -> None:
 
     assert [503, 404, 404] == [reply.status_code for reply in (known, unknown, facts)]
     assert {"error", "kind"} == known.json().keys() == unknown.json().keys() == facts.json().keys()
+
+
+def limits_known_from(headers: httpx.Headers) -> bool:
+    """Return whether text2vec-openai takes the limits of a reply: it ignores all if one is missing."""
+    limits, remaining = (
+        [int(headers.get(f"x-ratelimit-{field}-{unit}", -1)) for unit in ("requests", "tokens")]
+        for field in ("limit", "remaining")
+    )
+    return min(limits) > 0 and min(remaining) >= 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        f'tenants: {{acme: {{keys: ["{key_digest(KEY)}"], limits: {{requests_per_minute: 20}}}}}}',
+        "quotas: {unlimited_headers: true}",
+    ],
+)
+async def test_an_import_of_50_objects_takes_two_requests(boot: Boots, settings: str) -> None:
+    """In Azure's mode the module sends one text a request until it knows the limits, then all at once."""
+    waiting, statuses = [f"object {index}" for index in range(50)], []
+    are_known = False
+    async with boot(fakes(), f"{CONFIG}{settings}\n") as gateway:
+        while waiting:
+            count = len(waiting) if are_known else 1
+            batch, waiting = waiting[:count], waiting[count:]
+            reply = await gateway.post("/openai/deployments/bge/embeddings", {"input": batch})
+            statuses.append(reply.status_code)
+            are_known = are_known or limits_known_from(reply.headers)
+
+    assert [200, 200] == statuses

@@ -89,7 +89,10 @@ DECODERS: dict[str, tuple[bytes, Decode]] = {
         lambda response: vllm.decode(CLASSIFY, response, VLLM_CLASSES, ("x", "y")),
     ),
     "openai": (EMBEDDINGS, lambda response: openai_api.decode(EMBED, response, OPENAI, None)),
-    "cohere": (TYPED, lambda response: openai_api.decode(EMBED, response, OPENAI, None, SHAPES["cohere"])),
+    "cohere": (
+        TYPED,
+        lambda response: openai_api.decode(EMBED, response, OPENAI, None, SHAPES["cohere"]),
+    ),
     "cohere_ranks": (
         RANKS["cohere"],
         lambda response: openai_api.decode_rerank(RERANK, response, ScoreKind.SIGMOID, None, 8),

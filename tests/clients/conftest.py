@@ -1,7 +1,8 @@
 """Gateway that the clients call: one process with small models for all tests of an environment.
 
 Rule: this file and the tests next to it run in a client's own environment. They import nothing of the
-project, only the standard library, pytest and the client.
+project, only the standard library, pytest and the client. Where the client is `gateway.client`, they import
+that.
 """
 
 import base64
@@ -49,6 +50,9 @@ models:
   # Names that LlamaIndex's classes require before they send images.
   embed-v4.0: {{upstream: clip}}
   voyage-multimodal-3: {{upstream: clip}}
+  # Names that Perplexity's client requires.
+  pplx-embed-v1-0.6b: {{upstream: minilm}}
+  pplx-embed-context-v1-0.6b: {{upstream: minilm}}
 batches: {{dir: {batches}}}
 defaults: {{embed: all-minilm-l6-v2, rerank: all-minilm-l6-v2}}
 tenants:

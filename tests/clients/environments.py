@@ -16,6 +16,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 HOME = ROOT / ".clients"
+# Programs that clients need from the system.
+PROGRAMS = {"spark": ("java", "a Java runtime, 17 or newer")}
 
 
 def names() -> list[str]:
@@ -53,8 +55,10 @@ def environment(name: str) -> Path:
 
 def passes(name: str) -> bool:
     """Return whether a client's tests pass in its environment, without the project's settings."""
-    if (HERE / name / "package-lock.json").exists() and shutil.which("npm") is None:
-        print(f"== {name} is left out: it needs Node.js with npm", flush=True)  # noqa: T201
+    needs_node = (HERE / name / "package-lock.json").exists()
+    program, words = ("npm", "Node.js with npm") if needs_node else PROGRAMS.get(name, ("", ""))
+    if program and shutil.which(program) is None:
+        print(f"== {name} is left out: it needs {words}", flush=True)  # noqa: T201
         return True
     tests = HERE / f"test_{name}_client.py"
     settings = ["-c", HERE / "pytest.ini", "--rootdir", HERE, "--confcutdir", HERE]

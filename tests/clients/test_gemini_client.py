@@ -15,7 +15,7 @@ from google import genai
 from google.auth.credentials import Credentials
 from google.genai import errors, types
 
-from tests.clients.conftest import Gateway
+from tests.clients.conftest import Gateway, Pictures
 
 TEXTS = ["a car", "an apple", "the sea"]
 DIMENSIONS = 384
@@ -193,3 +193,25 @@ def test_requests_to_google_are_as_recorded() -> None:
         RECORDED.write_text(json.dumps(requests, indent=1) + "\n")
 
     assert json.loads(RECORDED.read_text()) == requests
+
+
+def test_parts_of_one_content_have_one_vector(gateway: Gateway) -> None:
+    client = client_of(gateway)
+    content = types.Content(parts=[types.Part(text=text) for text in TEXTS])
+    (embedding,) = client.models.embed_content(model=gateway.model, contents=content).embeddings
+    joined = client.models.embed_content(model=gateway.model, contents="\n".join(TEXTS)).embeddings[0]
+
+    assert embedding.values == pytest.approx(joined.values, abs=1e-6)
+
+
+def test_pictures_have_the_vectors_of_the_model(gateway: Gateway, pictures: Pictures) -> None:
+    client = client_of(gateway)
+    parts = [types.Part.from_bytes(data=file.read_bytes(), mime_type="image/png") for file in pictures.files]
+    contents = [types.Content(parts=[part]) for part in parts]
+    reply = client.models.embed_content(model=gateway.clip, contents=contents)
+
+    pictures.assert_equal([item.values for item in reply.embeddings])
+    # This model reads one text or one picture; the refusal says so.
+    both = types.Content(parts=[types.Part(text="a car"), parts[0]])
+    with pytest.raises(errors.ClientError, match="one text or one picture"):
+        client.models.embed_content(model=gateway.clip, contents=both)

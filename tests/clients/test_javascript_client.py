@@ -1,4 +1,4 @@
-"""JavaScript clients: openai, cohere-ai, mistral, together, huggingface, ollama, voyageai, grpc-js, types.
+"""JavaScript clients: openai, OpenRouter, cohere, mistral, together, huggingface, ollama, voyage, grpc-js.
 
 `environments.py` installs them from `javascript/package-lock.json`, next to this environment's Python.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.conftest import ROOT, Gateway
+from tests.clients.conftest import ROOT, Gateway, Pictures
 
 # Node is below the environment, beside the copies of the scripts that it runs.
 HOME = Path(sys.prefix) / "javascript"
@@ -22,19 +22,20 @@ WIDTH = 384
 TEXTS = ["an apple", "the sea"]
 
 
-def run(gateway: Gateway, *command: str) -> str:
-    """Run a program of the clients; return its output."""
+def run(gateway: Gateway, *command: str, **variables: str) -> str:
+    """Run a program of the clients; return its output. variables: of its environment."""
     settings = {
         "GATEWAY": gateway.url,
         "GRPC": gateway.grpc,
         "KEY": gateway.key,
         "MODEL": gateway.model,
+        "CLIP": gateway.clip,
         "PROTOS": str(ROOT),
     }
     done = subprocess.run(
         command,
         cwd=HOME,
-        env=os.environ | settings,
+        env=os.environ | settings | variables,
         capture_output=True,
         text=True,
         timeout=CALL_S,
@@ -59,9 +60,9 @@ def vectors(gateway: Gateway) -> list[list[float]]:
     return found
 
 
-def called(gateway: Gateway, client: str) -> Any:
-    """Return what a client printed."""
-    return json.loads(run(gateway, "node", "call.mjs", client))
+def called(gateway: Gateway, client: str, **variables: str) -> Any:
+    """Return what a client printed. variables: of its environment, next to those of every client."""
+    return json.loads(run(gateway, "node", "call.mjs", client, **variables))
 
 
 def assert_near(expected: list[list[float]], found: list[list[float]]) -> None:
@@ -79,6 +80,17 @@ def test_openai(gateway: Gateway, vectors: list[list[float]]) -> None:
     assert gateway.model in found["models"]
     assert ("NotFoundError", 404) == (found["unknown"]["name"], found["unknown"]["status"])
     assert ("AuthenticationError", 401) == (found["stranger"]["name"], found["stranger"]["status"])
+
+
+def test_openrouter(gateway: Gateway, vectors: list[list[float]], pictures: Pictures) -> None:
+    found = called(gateway, "openrouter", PICTURE=pictures.uris[0])
+    assert_near(vectors, found["vectors"])
+    # Texts of one input are lines of one text.
+    assert_near(found["lines"][:1], found["lines"][1:])
+    assert pictures.vectors[0] == pytest.approx(found["pictures"][0], abs=1e-5)
+    assert (2, 0) == (len(found["ranks"]), found["ranks"][0])
+    # The client expects a number as the error's code, and otherwise reports the status alone.
+    assert (400, 404) == (found["both"]["status"], found["unknown"]["status"])
 
 
 def test_openai_batches(gateway: Gateway, vectors: list[list[float]]) -> None:

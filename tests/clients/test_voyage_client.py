@@ -87,3 +87,52 @@ async def test_async_client_gets_pictures_in_bits(gateway: Gateway, pictures: Pi
     for vector, octets in zip(pictures.vectors, reply.embeddings, strict=True):
         bits = "".join(f"{octet:08b}" for octet in octets)
         assert [component > 0 for component in vector] == [bit == "1" for bit in bits[: len(vector)]]
+
+
+CHUNKS = [["Berlin is the capital of Germany. ", "It has many lakes."], ["A cat sleeps."]]
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_chunks_have_vectors_in_their_document(gateway: Gateway, kind: str) -> None:
+    client = connect(gateway)
+    options = {"model": gateway.model, "input_type": "document", "output_dtype": kind, "output_dimension": 64}
+    reply = client.contextualized_embed(CHUNKS, **options)
+    lone = client.contextualized_embed([[CHUNKS[0][1]]], **options)
+
+    assert [2, 1] == [len(result.embeddings) for result in reply.results]
+    assert {LENGTHS[kind]} == {len(vector) for result in reply.results for vector in result.embeddings}
+    assert list(reply.results[0].embeddings[1]) != list(lone.results[0].embeddings[0])
+    assert reply.total_tokens > 0
+
+
+def test_queries_are_lone_chunks(gateway: Gateway) -> None:
+    client = connect(gateway)
+    reply = client.contextualized_embed(["an apple", "the sea"], model=gateway.prompted, input_type="query")
+    plain = client.embed(["an apple"], model=gateway.prompted, input_type="query")
+
+    assert plain.embeddings[0] == pytest.approx(list(reply.results[0].embeddings[0]), abs=1e-3)
+    assert 2 == len(reply.results)
+
+
+async def test_auto_chunking_returns_the_texts(gateway: Gateway) -> None:
+    text = "".join(CHUNKS[0]) * 6
+    client = voyageai.AsyncClient(api_key=gateway.key, base_url=f"{gateway.url}/v1")
+    reply = await client.contextualized_embed(
+        [text, "short"],
+        model=gateway.model,
+        input_type="document",
+        enable_auto_chunking=True,
+        chunk_size=16,
+        chunk_overlap=4,
+    )
+
+    first, second = reply.results
+    assert ["short"] == second.chunk_texts
+    assert len(first.chunk_texts) == len(first.embeddings) > 2
+    assert first.chunk_texts[0].startswith("Berlin")
+    assert all(chunk in text for chunk in first.chunk_texts)
+
+
+def test_a_document_longer_than_the_model_is_refused(gateway: Gateway) -> None:
+    with pytest.raises(voyageai.error.InvalidRequestError, match="256 tokens"):
+        connect(gateway).contextualized_embed([["w " * 200] * 2], model=gateway.model, input_type="document")

@@ -14,7 +14,8 @@ import pytest
 
 from gateway.cli.embed import embed
 from gateway.cli.embed.options import add_embed_options, sources_of
-from gateway.cli.embed.plan import Request, Settings
+from gateway.cli.embed.plan import Settings
+from gateway.client.request import Request
 from tests.fakes.embedder import FakeEmbedder
 from tests.fakes.tei import vector_of
 from tests.fakes.threaded import serve_in_thread

@@ -9,18 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gateway.cli.embed import calls
-from gateway.cli.embed.calls import (
-    ARROW,
-    Unreadable,
-    _retry_after_s,
-    problem_of,
-    read_reply,
-    read_truncated,
-)
 from gateway.cli.embed.embedding import pack
 from gateway.cli.embed.plan import Position
 from gateway.cli.embed.text_rows import Row
+from gateway.client import replies
+from gateway.client.calls import _retry_after_s
+from gateway.client.errors import Unreadable
+from gateway.client.replies import ARROW, kind_of, problem_of, read_reply, read_truncated
 from tests.embed.conftest import Command, assert_vectors
 from tests.fakes.arrow_memory import counted_memory
 from tests.fakes.embedder import Reply, arrow_of, error
@@ -167,6 +162,14 @@ def test_messages_of_a_server_do_not_reach_the_terminal_as_commands() -> None:
     assert "[" in problem_of(b'{"x":' + b"[" * 9000)
 
 
+def test_kinds_of_errors_are_the_servers_words() -> None:
+    assert kind_of(b'{"error": {"message": "m", "type": "t", "code": null}}', 400) == "t"
+    assert kind_of(b'{"error": {"message": "m", "type": "t", "code": "empty_input"}}', 400) == "empty_input"
+    assert kind_of(b'{"error": "m", "error_type": "Validation"}', 422) == "Validation"
+    for body in (b"", b"[]", b'{"error": {"code": 400}}', b'{"error": {"code": "a\\u001bb"}}'):
+        assert kind_of(body, 400) == "status_400"
+
+
 def test_compressed_replies_are_refused(command: Command) -> None:
     command.write_rows("in.jsonl", ROWS)
     command.server.hook = lambda _: (200, JSON | {"content-encoding": "gzip"}, b"x")
@@ -301,7 +304,7 @@ def test_compressed_vectors_are_read_within_a_bound(codec: str, monkeypatch: pyt
     body = stream_of(column, codec)
     assert len(body) < 100_000
     assert (1024, 1024) == read_reply(body, ARROW, 1024).vectors.shape
-    monkeypatch.setattr(calls, "REPLY_BYTES_MAX", 4 * 1024 * 1024 - 1)
+    monkeypatch.setattr(replies, "REPLY_BYTES_MAX", 4 * 1024 * 1024 - 1)
     before = pa.total_allocated_bytes()
     with pytest.raises(Unreadable, match="once it is decompressed"):
         read_reply(body, ARROW, 1024)

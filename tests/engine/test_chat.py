@@ -97,6 +97,27 @@ def test_renders_as_transformers_does(
     assert expected != tokenizer.apply_chat_template(TALK[:2], tokenize=True, return_dict=False, **options)
 
 
+@pytest.mark.parametrize("role", ["query", "document"])
+def test_any_role_reaches_a_template_and_an_empty_message_may_stay_open(
+    minilm: Path, tmp_path: Path, role: str
+) -> None:
+    template = "{% for message in messages %}{{ message.role }} : {{ message.content }} {% endfor %}"
+    folder = checkpoint_with(minilm, tmp_path, template)
+    loaded, tokenizer = load_tiny(folder), AutoTokenizer.from_pretrained(folder)
+    # As Dify's plugin sends a text: with parts, and an answer that has not begun.
+    talk = [TALK[0], {"role": role, "content": "pandas"}, {"role": "assistant", "content": ""}]
+    parts = [each | {"content": [{"type": "text", "text": each["content"]}]} for each in talk]
+
+    text = tokenizer.apply_chat_template(talk, tokenize=False, continue_final_message=True)
+    expected = tokenizer(text, add_special_tokens=True)["input_ids"]
+    work = Embed(
+        (json.dumps(parts),), prompt_name="", chat=Chat(continue_final_message=True), special_tokens=True
+    )
+
+    assert f"{role} : pandas" in text
+    assert expected == ids_of(loaded, work)
+
+
 async def test_embeds_conversations_and_bare_texts(model: tuple[LoadedModel, Path]) -> None:
     loaded, folder = model
     tokenizer, network = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
@@ -193,7 +214,6 @@ def test_cuts_at_the_length_without_special_tokens(
             "maximum context length",
         ),
         (Embed((" ",), special_tokens=False), InvalidWork, "no token"),
-        (chat_work(TALK, late_chunking=True), UnsupportedWork, "`messages`"),
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from backends.contract import Embed, EmbedReply, Vectors
+from backends.contract import Embed, EmbedChunks, EmbedChunksReply, EmbedReply, Vectors
 from backends.contract.errors import InvalidWork, UnsupportedWork
 from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import load
@@ -54,20 +54,20 @@ async def test_a_part_is_the_mean_of_its_tokens_in_one_pass(minilm: Path, engine
     engine = engine_of(minilm, "float32")
     # Other work shares the forward pass.
     reply, plain = await asyncio.gather(
-        run_work(engine, Embed(PARTS, late_chunking=True), EmbedReply),
+        run_work(engine, EmbedChunks((PARTS,)), EmbedChunksReply),
         run_work(engine, Embed(PARTS), EmbedReply),
     )
 
     np.testing.assert_allclose(expected_of(minilm, PARTS), reply.vectors, atol=1e-6)
-    assert reply.input_tokens is not None
-    assert reply.tokens == sum(reply.input_tokens) == plain.tokens - 2 * (len(PARTS) - 1)
+    assert (reply.tokens,) == reply.input_tokens
+    assert reply.tokens == plain.tokens - 2 * (len(PARTS) - 1)
     # The parts know of each other: the second alone has another vector.
     assert 0.9 > float(reply.vectors[1] @ plain.vectors[1])
 
 
 async def test_one_input_has_the_vector_that_it_has_without_it(minilm: Path, engine_of: Engines) -> None:
     engine = engine_of(minilm, "float32")
-    late = await run_work(engine, Embed(PARTS[:1], late_chunking=True, dimensions=64), EmbedReply)
+    late = await run_work(engine, EmbedChunks((PARTS[:1],), dimensions=64), EmbedChunksReply)
     plain = await run_work(engine, Embed(PARTS[:1], dimensions=64), EmbedReply)
 
     np.testing.assert_allclose(plain.vectors, late.vectors, atol=1e-6)
@@ -78,9 +78,8 @@ async def test_a_prompt_is_left_out_where_the_model_pools_none(minilm: Path, tmp
     checkpoint = unpooled(minilm, tmp_path)
     engine = engine_on(load_tiny(checkpoint))
     inputs = (PROMPT + PARTS[0], *PARTS[1:])
-    lengths = (len(PROMPT), 0, 0)
     reply = await run_work(
-        engine, Embed(inputs, prompt_name="", prompt_characters=lengths, late_chunking=True), EmbedReply
+        engine, EmbedChunks((inputs,), prompt_name="", prompt_characters=(len(PROMPT),)), EmbedChunksReply
     )
 
     skip = len(AutoTokenizer.from_pretrained(checkpoint)(PROMPT)["input_ids"]) - 1
@@ -92,7 +91,7 @@ async def test_a_prompt_is_left_out_where_the_model_pools_none(minilm: Path, tmp
     [
         (("word " * 40, "word " * 40), "64 tokens; .* which has 82 tokens"),
         (("w" * 10_000, "w" * 10_000), "64 tokens; .* which has 20000 characters"),
-        (("a text", " \n"), "it has no tokens"),
+        (("a text", " \n"), "chunk 1 has no tokens"),
     ],
 )
 async def test_refuses_what_has_no_vectors(
@@ -101,7 +100,7 @@ async def test_refuses_what_has_no_vectors(
     engine = engine_on(load_tiny(sentence_model(minilm, tmp_path)))
 
     with pytest.raises(InvalidWork, match=message):
-        await run_work(engine, Embed(parts, late_chunking=True), EmbedReply)
+        await run_work(engine, EmbedChunks((parts,)), EmbedChunksReply)
 
 
 async def test_a_model_that_pools_otherwise_refuses(boot: Boots, minilm: Path, tmp_path: Path) -> None:
@@ -110,7 +109,7 @@ async def test_a_model_that_pools_otherwise_refuses(boot: Boots, minilm: Path, t
     model = load_tiny(tmp_path / "model")
     assert not model.capabilities.late_chunking
     with pytest.raises(UnsupportedWork, match="mean pooling"):
-        await run_work(engine_on(model), Embed(PARTS, late_chunking=True), EmbedReply)
+        await run_work(engine_on(model), EmbedChunks((PARTS,)), EmbedChunksReply)
 
     async with boot({}, CONFIG, engines={"minilm": EngineInProcess(model)}) as gateway:
         body = {"model": "minilm", "input": PARTS, "late_chunking": True}

@@ -1,12 +1,14 @@
-"""Hosted APIs of Cohere, Jina and Voyage as ASGI apps, which refuse fields that are not theirs.
+"""Hosted APIs of Cohere, Jina, Voyage and Perplexity as ASGI apps, which refuse fields that are not theirs.
 
 Source: the providers' API references. Error bodies have their forms.
 """
 
-from collections.abc import Mapping
+import base64
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from backends.openai.settings import ApiKind, ApiSettings
 from tests.fakes.openai import rerank_tokens, scores_of
@@ -15,8 +17,10 @@ from tests.fakes.tei import tokens_of, vector_of
 
 COHERE = ApiSettings("cohere")
 TOKENS_MAX = 16
+# Field of documents, and the models that read them.
+DOCUMENTS = {"voyage": ("inputs", "voyage-context"), "perplexity": ("input", "pplx-embed-context")}
 # Longest list of texts or documents.
-INPUTS_MAX = {"cohere": 96, "jina": 2048, "voyage": 1000}
+INPUTS_MAX = {"cohere": 96, "jina": 2048, "voyage": 1000, "perplexity": 512}
 
 
 class Provider(msgspec.Struct, frozen=True):
@@ -56,6 +60,14 @@ PROVIDERS: dict[str, Provider] = {
         RERANK | {"top_k", "return_documents", "truncation"},
         frozenset({"query", "document"}),
     ),
+    "perplexity": Provider(
+        "/v1",
+        "/embeddings",
+        frozenset({"model", "input", "encoding_format"}),
+        frozenset({"dimensions"}),
+        frozenset(),
+        frozenset(),
+    ),
 }
 
 
@@ -77,8 +89,15 @@ class FakeHostedApi(FakeServer):
 
     def routes(self) -> Mapping[str, Route]:
         """Return the routes by path without the prefix."""
-        routes: dict[str, Route] = {self.provider.embeddings: self._embed, "/rerank": self._rerank}
-        return routes | ({"/multimodalembeddings": self._embed_contents} if self.kind == "voyage" else {})
+        routes: dict[str, Route] = {self.provider.embeddings: self._embed_any, "/rerank": self._rerank}
+        if self.kind == "voyage":
+            routes["/multimodalembeddings"] = self._embed_contents
+        if self.kind in DOCUMENTS:
+            routes["/contextualizedembeddings"] = self._embed_documents
+        return routes
+
+    def _embed_any(self, body: dict[str, Any]) -> Any:
+        return self._embed_late(body) if body.get("late_chunking") else self._embed(body)
 
     def _embed(self, body: dict[str, Any]) -> Any:
         provider = self.provider
@@ -107,8 +126,41 @@ class FakeHostedApi(FakeServer):
                 "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": float(tokens)}},
             }
         form = body.get("encoding_format", "float")
-        data = [{"index": i, "embedding": encode_vector(row, form)} for i, row in enumerate(rows)]
+        data = [{"index": i, "embedding": encoded(row, form)} for i, row in enumerate(rows)]
         return {"object": "list", "data": data, "model": body["model"], "usage": {"total_tokens": tokens}}
+
+    def _embed_late(self, body: dict[str, Any]) -> Any:
+        """Embed the texts of a request as the chunks of one document."""
+        self._check(body, self.provider.required, self.provider.optional)
+        if "v3" not in body["model"]:
+            raise self._error(422, "this model has no late chunking")
+        texts = body["input"]
+        tokens = sum(map(tokens_of, texts))
+        if tokens > TOKENS_MAX:
+            raise self._error(400, "too many tokens: the document has more than 16")
+        data = [{"index": i, "embedding": row.tolist()} for i, row in enumerate(chunk_vectors(texts))]
+        return {"object": "list", "data": data, "model": body["model"], "usage": {"total_tokens": tokens}}
+
+    def _embed_documents(self, body: dict[str, Any]) -> Any:
+        """Embed the chunks of documents, listed in the wrong order."""
+        field, model = DOCUMENTS[self.kind]
+        optional = self.provider.optional - {"truncation"} | {"encoding_format"}
+        self._check(body, frozenset({"model", field}), optional)
+        if not body["model"].startswith(model):
+            raise self._error(400, "the model does not support contextualized embeddings")
+        form = body.get("encoding_format") or "float"
+        data = []
+        for index, chunks in enumerate(body[field]):
+            if sum(map(tokens_of, chunks)) > TOKENS_MAX:
+                raise self._error(400, "too many tokens: a document has more than 16")
+            items = [
+                {"object": "embedding", "index": i, "embedding": encoded(row, form)}
+                for i, row in enumerate(chunk_vectors(chunks))
+            ]
+            data.append({"object": "list", "index": index, "data": items[::-1]})
+        tokens = sum(tokens_of(text) for chunks in body[field] for text in chunks)
+        usage = {"total_tokens": tokens}
+        return {"object": "list", "data": data[::-1], "model": body["model"], "usage": usage}
 
     def _source(self, item: Any) -> str:
         """Return the text of an input of Jina's; that of a picture is its base64."""
@@ -177,6 +229,19 @@ class FakeHostedApi(FakeServer):
 
     def _error(self, status: int, message: str) -> ErrorReply:
         return ErrorReply(status, {"message" if self.kind == "cohere" else "detail": message})
+
+
+def encoded(row: Any, form: str) -> Any:
+    """Return a vector in a format of an API."""
+    if form != "base64_int8":
+        return encode_vector(row, form)
+    return base64.b64encode(np.rint(row / np.abs(row).max() * 127).astype(np.int8).tobytes()).decode()
+
+
+def chunk_vectors(chunks: Sequence[str]) -> list[Any]:
+    """Return the vector of each chunk of a document, which depends on all of them."""
+    whole = " ".join(chunks)
+    return [vector_of(text if len(chunks) == 1 else f"{text}: {whole}") for text in chunks]
 
 
 def _source_of(content: list[dict[str, Any]]) -> str:

@@ -33,7 +33,7 @@ def test_a_key_covers_everything_but_the_dimensions() -> None:
 
     assert 4 + len(OTHERS) == len(keys)
     assert key_of(PLAIN) == key_of(msgspec.structs.replace(PLAIN, dimensions=3))
-    known = {"inputs", "dimensions", "late_chunking", "chat", *OTHERS}
+    known = {"inputs", "dimensions", "chat", *OTHERS}
     assert known == set(Embed.__struct_fields__)
 
 
@@ -52,7 +52,6 @@ def test_only_single_vectors_of_the_models_width_are_cached() -> None:
     assert msgspec.structs.replace(PLAIN, dimensions=7).is_cacheable(8)
     assert not msgspec.structs.replace(PLAIN, dimensions=7).is_cacheable(8, is_cut_plainly=False)
     assert msgspec.structs.replace(PLAIN, dimensions=8).is_cacheable(8, is_cut_plainly=False)
-    assert not msgspec.structs.replace(PLAIN, late_chunking=True).is_cacheable(8)
     assert not Encode(("a",), frozenset({Output.SPARSE})).is_cacheable(8)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.contract import Chat, Embed, EmbedReply, Rerank, Truncate
+from backends.contract import Chat, Embed, EmbedChunks, EmbedReply, Rerank, Truncate
 from gateway.lane.joining import BatchTotals, join_slices, split_reply
 from gateway.lane.slices import Bounds, Slice, cut
 
@@ -129,7 +129,7 @@ def test_joined_and_cut_texts_keep_the_lengths_of_their_prompts() -> None:
 
 
 def test_late_chunking_shares_no_request() -> None:
-    late = Slice(0, Embed(("a",), late_chunking=True), 1, 3)
+    late = Slice(0, EmbedChunks((("a",),)), 1, 3)
 
     assert not late.work.is_joinable(late.work)
     assert not late.work.is_joinable(Embed(("a",)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.contract import Capabilities, Embed, Encode, Operation, Output, Rerank, Tokenize
+from backends.contract import Capabilities, Embed, EmbedChunks, Encode, Operation, Output, Rerank, Tokenize
 from gateway.calls import Call, Similarity
 from gateway.upstreams.judging import nothing_shared, serves_alike
 
@@ -34,7 +34,7 @@ DENSE_ONLY = Capabilities(
         (Call(Rerank("q", ("a",))), PLAIN_RERANKER, RERANKER, True),
         (Call(Rerank("q", ("a",)), instruction="find answers"), PLAIN_RERANKER, RERANKER, False),
         (Call(Tokenize(("a",))), EMBEDDER, MODEL, False),
-        (Call(Embed(("a",), late_chunking=True)), EMBEDDER, MODEL, False),
+        (Call(EmbedChunks((("a",),))), EMBEDDER, MODEL, False),
         (Call(SPARSE), DENSE_ONLY, MODEL, False),
         (Call(SPARSE), MODEL, MODEL, True),
     ],

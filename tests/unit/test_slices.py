@@ -15,6 +15,7 @@ from backends.contract import (
     Capabilities,
     Chat,
     Embed,
+    EmbedChunks,
     EmbedParts,
     EmbedReply,
     Image,
@@ -49,7 +50,7 @@ BOUNDS = st.builds(Bounds, st.integers(1, 12), st.integers(1, 60), st.one_of(st.
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[Work, list[int], Bounds]:
     """Draw a call, the tokens of each of its inputs, and the bounds of a request."""
-    work: Work = draw(st.one_of(*REPLICA_WORKS.values()).filter(lambda work: not work.is_indivisible))
+    work: Work = draw(st.one_of(*REPLICA_WORKS.values()))
     counts = draw(st.lists(st.integers(0, 40), min_size=len(work.inputs), max_size=len(work.inputs)))
     return work, counts, draw(BOUNDS)
 
@@ -269,11 +270,12 @@ def test_media_have_no_more_tokens_than_their_model_says() -> None:
     assert 256 + 4000 * 3000 // 784 == work.token_bounds(Lengths(77))[0]
 
 
-def test_inputs_of_late_chunking_stay_together() -> None:
-    work = Embed(("a", "b", "c"), late_chunking=True)
-    (piece,) = cut(work, [4, 4, 4], Bounds(inputs=2, tokens=5), exact=True)
+def test_chunks_of_a_document_stay_together() -> None:
+    work = EmbedChunks((("a", "b", "c"), ("d", "e"), ("f",)))
+    first, second = cut(work, [12, 3, 1], Bounds(inputs=2, tokens=5))
 
-    assert (work, 3, 12, False) == (piece.work, piece.inputs, piece.tokens, piece.exact)
+    assert ((("a", "b", "c"),), 12) == (first.work.inputs, first.tokens)
+    assert ((("d", "e"), ("f",)), 4) == (second.work.inputs, second.tokens)
 
 
 def test_a_conversation_is_alone_and_may_fill_the_model() -> None:

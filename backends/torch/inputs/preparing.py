@@ -3,13 +3,10 @@
 Rule: CPU-bound, therefore called off the event loop, except for a few words. Knows nothing of torch, queues
 or replies. Ids are compared with the network's table before a pass: a processor raises an IndexError in the
 middle of it, and a GPU loses all that the process computes.
-Sources: Günther et al., "Late Chunking" (2024), and its code, in which the first chunk takes the special
-tokens and the prompt before the text, and the last one those after it. One input has the vector that it has
-without late chunking.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -18,6 +15,7 @@ from backends.contract import (
     Chat,
     Classify,
     Embed,
+    EmbedChunks,
     Encode,
     Output,
     Rerank,
@@ -27,12 +25,13 @@ from backends.contract import (
     Work,
     WorkInput,
 )
-from backends.contract.errors import SHORTEN, InvalidWork, ModelUnavailable, UnsupportedWork, input_too_long
+from backends.contract.errors import InvalidWork, ModelUnavailable, UnsupportedWork, input_too_long
 from backends.contract.refusals import check_no_instruction, check_plain_texts
-from backends.contract.texts import CHARACTERS_PER_TOKEN, clip_text
+from backends.contract.texts import clip_text
 from backends.recipe.recipe import QueryExpansion, QueryForm, Recipe, takes_late_chunking
 from backends.recipe.rerank_template import RerankTemplate
 from backends.tokens.tokenizer import TextTokenizer, TokenSequences
+from backends.torch.inputs.chunks import Document, prepare_documents
 from backends.torch.inputs.pairs import Pair, PairEncoder
 from backends.torch.inputs.sequences import LOGITS, InputSequence, PreparedSequences
 
@@ -53,37 +52,6 @@ def filler_id(expansion: QueryExpansion | None, token_id: Callable[[str], int | 
             "`token` of `query_expansion`, or as `mask_token` in tokenizer_config.json"
         )
     return ids[0]
-
-
-def prepare_chunks(texts: Sequence[str], tokenizer: TextTokenizer, skip: int = 0) -> PreparedSequences:
-    """Return one sequence with the tokens of all texts, which are tokenized one by one.
-
-    skip: tokens at its start that belong to a prompt and are left out of pooling. Raises: InvalidWork, if the
-    sequence is longer than the model, or a text has no tokens.
-    """
-    _check_size(sum(map(len, texts)), tokenizer.max_tokens * CHARACTERS_PER_TOKEN, "characters", tokenizer)
-    rows = tokenizer.ids(texts)
-    empty = next((index for index, row in enumerate(rows) if not row), None)
-    if empty is not None:
-        raise InvalidWork("it has no tokens, and `late_chunking` needs one of each input", input_index=empty)
-    before, after = tokenizer.added_ids()
-    rows[0] = [*before, *rows[0]]
-    rows[-1] = [*rows[-1], *after]
-    ids = list(chain.from_iterable(rows))
-    _check_size(len(ids), tokenizer.max_tokens, "tokens", tokenizer)
-    lengths = tuple(map(len, rows))
-    # The last token of a prompt can also be the first of its text; something has to be pooled.
-    bounds = [min(skip, lengths[0] - 1), *accumulate(lengths)]
-    sequence = InputSequence(ids, [0] * len(ids), chunks=tuple(pairwise(bounds)))
-    return PreparedSequences([sequence], frozenset({Output.DENSE}), (), lengths)
-
-
-def _check_size(size: int, most: int, unit: str, tokenizer: TextTokenizer) -> None:
-    if size > most:
-        raise InvalidWork(
-            f"This model's maximum context length is {tokenizer.max_tokens} tokens; with `late_chunking` all "
-            f"inputs are one text, which has {size} {unit}. {SHORTEN}"
-        )
 
 
 def prepare_queries(
@@ -192,8 +160,8 @@ class Preparer:
 
     def _prepare(self, work: Work) -> PreparedSequences:
         match work:
-            case Embed(late_chunking=True):
-                return self._prepare_chunks(work)
+            case EmbedChunks():
+                return self._prepare_documents(work)
             case Embed():
                 self.check_dimensions(work.dimensions)
                 return self._prepare_texts(work, frozenset({Output.DENSE}))
@@ -221,23 +189,23 @@ class Preparer:
         texts = self._chats.render(work.inputs, work.chat)
         return self.tokenizer.encode(texts, work.truncate, work.max_tokens, special=work.special_tokens)
 
-    def _prepare_chunks(self, work: Embed) -> PreparedSequences:
-        """Prepare all inputs as one text. Raises: InvalidWork, UnsupportedWork."""
+    def _prepare_documents(self, work: EmbedChunks) -> PreparedSequences:
+        """Prepare documents, each as one text. Raises: InvalidWork, UnsupportedWork."""
         recipe = self._recipe
         if not takes_late_chunking(recipe):
             raise UnsupportedWork("late chunking needs a network with mean pooling, and no routes")
-        check_plain_texts(work, "late chunking")
-        if work.max_tokens is not None:
-            raise InvalidWork(
-                "`truncate_prompt_tokens` cuts no text of `late_chunking`: leave one of them out"
-            )
         self.check_dimensions(work.dimensions)
-        texts = self.prompted(work)
-        if recipe.include_prompt:
-            return prepare_chunks(texts, self.tokenizer)
-        characters = work.prompt_characters or [len(self._prompt(work.prompt_name))]
-        (skip,) = self._prompt_tokens([texts[0][: characters[0]]])
-        return prepare_chunks(texts, self.tokenizer, skip)
+        prompt = self._prompt(work.prompt_name)
+        inputs = work.with_prompt(prompt).inputs
+        characters = work.prompt_characters or [len(prompt)] * len(inputs)
+        # Prompts that take part in pooling are not skipped.
+        skips = [0] * len(inputs)
+        if not recipe.include_prompt:
+            pairs = zip(inputs, characters, strict=True)
+            skips = self._prompt_tokens([chunks[0][:length] for chunks, length in pairs])
+        documents = list(map(Document, inputs, characters, skips))
+        most = min(work.max_tokens or self.tokenizer.max_tokens, self.tokenizer.max_tokens)
+        return prepare_documents(documents, work.size, self.tokenizer, most)
 
     def _prepare_encode(self, work: Encode) -> PreparedSequences:
         missing = sorted(work.outputs - self._outputs)

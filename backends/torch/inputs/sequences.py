@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.contract import Output, PatchGrid, TermWeights, Vectors
+from backends.contract import ChunkRange, Output, PatchGrid, TermWeights, Vectors
 
 # Output requested from a reranker or a classifier: its logits, which travel as the dense row.
 LOGITS = frozenset({Output.DENSE})
@@ -39,7 +39,7 @@ class InputSequence(msgspec.Struct, frozen=True):
     skip: leading prompt tokens that pooling leaves out. attended_tokens: number of tokens, from the first,
     that others attend to, None for all; the rest are a query's fillers. is_query: True for the query of a
     model that treats queries and documents differently. table: route of an input whose terms are looked up,
-    None for the network. chunks: for late chunking, the first token of each input and the one after its last;
+    None for the network. chunks: for late chunking, the first token of each chunk and the one after its last;
     empty for any other sequence. features: of an input that is no text, None for a text.
     """
 
@@ -74,7 +74,8 @@ class PreparedSequences(msgspec.Struct, frozen=True):
     """Sequences of one piece of work, and the outputs requested of each.
 
     lengths: tokens of each input as callers count them, without fillers. truncated: indices of inputs that
-    were cut. compared: for late interaction, the two sequences that each score compares.
+    were cut. compared: for late interaction, the two sequences that each score compares. ranges: of
+    chunks that were made here.
     """
 
     sequences: Sequence[InputSequence]
@@ -82,11 +83,10 @@ class PreparedSequences(msgspec.Struct, frozen=True):
     truncated: tuple[int, ...]
     lengths: tuple[int, ...]
     compared: tuple[tuple[int, int], ...] = ()
+    ranges: tuple[ChunkRange, ...] | None = None
 
     def input_of(self, place: int) -> int | None:
         """Return the input that a sequence was made of, None if it was made of all of them."""
-        if self.sequences[place].chunks:
-            return None
         if not self.compared:
             return place
         own = [index for index, pair in enumerate(self.compared) if place in pair]

@@ -11,6 +11,8 @@ from backends.contract import (
     Classify,
     ClassifyReply,
     Embed,
+    EmbedChunks,
+    EmbedChunksReply,
     EmbedParts,
     EmbedReply,
     Encode,
@@ -34,10 +36,12 @@ def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequen
     tokens, truncated = sum(prepared.lengths), prepared.truncated
     match work:
         case Embed() | EmbedParts(output=Output.DENSE):
-            is_chunked = isinstance(work, Embed) and work.late_chunking
-            pooled = _chunks_of(rows[0]) if is_chunked else _stack_dense(rows)
-            vectors = _shaped(recipe, pooled, work)
+            vectors = _shaped(recipe, _stack_dense(rows), work)
             return EmbedReply(vectors, tokens, truncated, prepared.lengths)
+        case EmbedChunks():
+            chunks = _without_none([row.dense for row in rows])
+            vectors, counts = _shaped(recipe, np.concatenate(chunks), work), tuple(map(len, chunks))
+            return EmbedChunksReply(vectors, counts, tokens, prepared.ranges, truncated, prepared.lengths)
         case EmbedParts():
             vectors_of_tokens = _without_none([row.multivector for row in rows])
             features = (sequence.features for sequence in prepared.sequences)
@@ -47,20 +51,26 @@ def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequen
         case Encode():
             return _encode_reply(recipe, work, prepared, rows)
         case Rerank() | Score():
-            raw = work.raw_scores
-            if prepared.compared:
-                # Without length 1 a mean is no cosine.
-                is_sum = raw or not recipe.late.scaled
-                return RerankReply(_late_scores(prepared.compared, rows, raw=is_sum), tokens, truncated)
-            logits = np.ascontiguousarray(_stack_dense(rows)[:, 0])
-            if raw:
-                return RerankReply(logits, tokens, truncated)
-            return RerankReply(sigmoid(logits), tokens, truncated, logits)
+            return _scores(recipe, work, prepared, rows)
         case Classify():
             logits = _stack_dense(rows)
             scores = logits if work.raw_scores else _label_scores(recipe, logits)
             return ClassifyReply(recipe.labels, scores, tokens, truncated)
     raise UnsupportedWork("this engine does not do that")
+
+
+def _scores(
+    recipe: Recipe, work: Rerank | Score, prepared: PreparedSequences, rows: Sequence[Row]
+) -> RerankReply:
+    tokens, truncated, raw = sum(prepared.lengths), prepared.truncated, work.raw_scores
+    if prepared.compared:
+        # Without length 1 a mean is no cosine.
+        is_sum = raw or not recipe.late.scaled
+        return RerankReply(_late_scores(prepared.compared, rows, raw=is_sum), tokens, truncated)
+    logits = np.ascontiguousarray(_stack_dense(rows)[:, 0])
+    if raw:
+        return RerankReply(logits, tokens, truncated)
+    return RerankReply(sigmoid(logits), tokens, truncated, logits)
 
 
 def _late_scores(compared: Sequence[tuple[int, int]], rows: Sequence[Row], *, raw: bool) -> Vectors:
@@ -80,7 +90,7 @@ def _label_scores(recipe: Recipe, logits: Vectors) -> Vectors:
     return softmax(logits)
 
 
-def _shaped(recipe: Recipe, vectors: Vectors, work: Embed | EmbedParts | Encode) -> Vectors:
+def _shaped(recipe: Recipe, vectors: Vectors, work: Embed | EmbedChunks | EmbedParts | Encode) -> Vectors:
     return shape_vectors(
         vectors,
         dimensions=work.dimensions,
@@ -109,11 +119,6 @@ def _encode_reply(
 
 def _without_none(vectors: Sequence[Vectors | None]) -> tuple[Vectors, ...]:
     return tuple(array for array in vectors if array is not None)
-
-
-def _chunks_of(row: Row) -> Vectors:
-    assert row.dense is not None
-    return row.dense
 
 
 def _stack_dense(rows: Sequence[Row]) -> Vectors:

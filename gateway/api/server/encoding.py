@@ -121,6 +121,14 @@ Quantized: TypeAlias = np.typing.NDArray[Any]
 # The components of a vector of length 1 and width d have a root mean square of 1 / sqrt(d). The range is this
 # many times that: a larger component has more than 256 / d of the vector's energy.
 RANGE_IN_MEANS = 16.0
+# Perplexity's: the bytes of the quantized numbers in base64.
+PackedFormat = Literal["base64_int8", "base64_binary"]
+TYPE_OF_FORMAT: dict[str, QuantizedType] = {"base64_int8": "int8", "base64_binary": "ubinary"}
+
+
+def packed_type(encoding_format: str | None) -> QuantizedType | None:
+    """Return the type of the numbers of a format of Perplexity's, None for any other format."""
+    return None if encoding_format is None else TYPE_OF_FORMAT.get(encoding_format)
 
 
 def component_range(width: int) -> float:

@@ -99,21 +99,29 @@ Messages: TypeAlias = list[ChatMessage | list[ChatMessage]]
 
 def conversations_of(messages: Messages) -> list[str]:
     """Return each conversation as a JSON list of messages. Raises: EmptyInput, InvalidInput."""
+    return [_conversation(conversation) for conversation in split_conversations(messages)]
+
+
+def split_conversations(messages: Messages) -> list[list[ChatMessage]]:
+    """Return the messages of each conversation. Raises: EmptyInput, InvalidInput."""
     lists = [item for item in messages if isinstance(item, list)]
     single = [item for item in messages if isinstance(item, ChatMessage)]
     if lists and single:
         raise InvalidInput("`messages` mixes messages and conversations", param="messages")
-    return [_conversation(conversation) for conversation in lists or [single]]
+    conversations = lists or [single]
+    for conversation in conversations:
+        if not conversation:
+            raise EmptyInput("`messages` has a conversation without messages", param="messages")
+        if len(conversation) > MESSAGES_MAX:
+            raise InvalidInput(
+                f"`messages` has a conversation of {len(conversation)} messages; at most {MESSAGES_MAX} are "
+                "rendered",
+                param="messages",
+            )
+    return conversations
 
 
 def _conversation(messages: list[ChatMessage]) -> str:
-    if not messages:
-        raise EmptyInput("`messages` has a conversation without messages", param="messages")
-    if len(messages) > MESSAGES_MAX:
-        raise InvalidInput(
-            f"`messages` has a conversation of {len(messages)} messages; at most {MESSAGES_MAX} are rendered",
-            param="messages",
-        )
     for message in messages:
         if not isinstance(message.content, str):
             _check_parts(message.content)

@@ -18,6 +18,8 @@ from gateway.errors import EmptyInput, InvalidInput
 
 # No vector is longer. A number past 32 bits is one that TEI itself cannot read.
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
+# TEI looks an empty name up too, and finds no prompt.
+PromptName = Annotated[str, msgspec.Meta(min_length=1)]
 # Of Cohere and NIM: the end that is cut; NONE refuses what is too long.
 TruncateSide = Literal["NONE", "START", "END"]
 SIDE_OF: dict[TruncateSide, Truncate] = {"START": Truncate.LEFT, "END": Truncate.RIGHT}
@@ -115,16 +117,19 @@ def check_ids(ids: Sequence[int], field: str) -> None:
         raise InvalidInput(f"`{field}` contains a number that is not a token id", param=field)
 
 
-def check_token_vectors(texts: tuple[str, ...], field: str, capabilities: Capabilities | None) -> None:
-    """Check that the reply with a vector for each token of these texts is not too large.
+def check_token_vectors(
+    texts: Sequence[str], field: str, capabilities: Capabilities | None, tokens: int = 1
+) -> None:
+    """Check that the reply with a vector for so many tokens of these texts is not too large.
 
     A text has at most as many tokens as bytes, and at most as many as the model reads.
     capabilities: of the model. Raises: InvalidInput.
     """
     longest = (capabilities.max_input_tokens if capabilities else None) or TOKEN_VECTORS_MAX + 1
-    if sum(min(len(text.encode()), longest) for text in texts) > TOKEN_VECTORS_MAX:
+    if sum(min(len(text.encode()), longest) for text in texts) > TOKEN_VECTORS_MAX * tokens:
+        place = "each" if tokens == 1 else f"each {tokens} of them"
         raise InvalidInput(
-            f"the texts may have more than {TOKEN_VECTORS_MAX} tokens, with a vector for each; "
+            f"the texts may have more than {TOKEN_VECTORS_MAX * tokens} tokens, with a vector for {place}; "
             "send fewer or shorter texts",
             param=field,
         )

@@ -7,8 +7,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.contract import EmbedParts, Operation, Output
-from gateway.api.wire.conversations import ChatMessage, ContentPart, Messages, address_of, is_media
+from backends.contract import Embed, EmbedParts, Operation, Output, Turn, Turns
+from gateway.api.wire.conversations import (
+    ChatMessage,
+    ContentPart,
+    Messages,
+    address_of,
+    is_media,
+    split_conversations,
+)
 from gateway.calls import ScoreParts
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.media.sources import (
@@ -31,22 +38,57 @@ class VectorOptions(msgspec.Struct, frozen=True):
 
 
 async def embed_parts(
-    inputs: Sequence[Sequence[SourcePart]], field: str, options: VectorOptions, fetch: Fetch | None
+    inputs: Sequence[Sequence[SourcePart]],
+    field: str,
+    options: VectorOptions,
+    fetch: Fetch | None,
+    turns: tuple[Turns, ...] = (),
 ) -> EmbedParts:
     """Return the work of inputs with pictures or sound. field: of the body. fetch: as in `fetch_sources`.
 
+    turns: of inputs that are conversations, whose messages may be empty.
     Raises: EmptyInput, InvalidInput, and the errors of `fetch`.
     """
-    for index, parts in enumerate(inputs):
-        if not parts or "" in parts:
-            raise EmptyInput(f"`{field}` {index} is empty, or has an empty text", param=field)
+    if not turns:
+        _check_empty(inputs, field)
     fetched = await fetch_sources(inputs, embed_operation(inputs), fetch)
     return EmbedParts(
         await read_parts(inputs, field, fetched),
         Output.MULTIVECTOR if options.multivector else Output.DENSE,
         options.normalize,
         options.dimensions,
+        turns=turns,
     )
+
+
+async def embed_inputs(
+    inputs: Sequence[Sequence[SourcePart]], field: str, options: VectorOptions, fetch: Fetch | None
+) -> Embed | EmbedParts:
+    """Return the work of inputs each of which has one vector: of texts if all of them are one text.
+
+    field, fetch: as of `embed_parts`. Raises: as `embed_parts`.
+    """
+    _check_empty(inputs, field)
+    texts = [parts[0] for parts in inputs if len(parts) == 1 and isinstance(parts[0], str)]
+    if len(texts) < len(inputs):
+        return await embed_parts(inputs, field, options, fetch)
+    return Embed(tuple(texts), normalize=options.normalize, dimensions=options.dimensions)
+
+
+def _check_empty(inputs: Sequence[Sequence[SourcePart]], field: str) -> None:
+    """Check that no input is empty or has an empty text. Raises: EmptyInput."""
+    for index, parts in enumerate(inputs):
+        if not parts or "" in parts:
+            raise EmptyInput(f"`{field}` {index} is empty, or has an empty text", param=field)
+
+
+def one_text(parts: list[SourcePart]) -> list[SourcePart]:
+    """Return the parts of an input; several texts without media are one text of as many lines.
+
+    Chat templates of models that read texts join the parts of a message so.
+    """
+    texts = [part for part in parts if isinstance(part, str)]
+    return ["\n".join(texts)] if len(texts) == len(parts) and parts else parts
 
 
 def have_media(messages: Messages | None) -> bool:
@@ -57,14 +99,27 @@ def have_media(messages: Messages | None) -> bool:
     return any(isinstance(message.content, list) and is_media(message.content) for message in flat)
 
 
-def parts_of_messages(messages: Messages) -> list[SourcePart]:
-    """Return the parts of the one message that an input with media is. Raises: InvalidInput."""
-    if len(messages) != 1 or not isinstance(messages[0], ChatMessage) or messages[0].role != "user":
-        raise InvalidInput(
-            "`messages` with images or sound are one message of the role `user`", param="messages"
-        )
-    content = messages[0].content
+def parts_of_messages(messages: Messages) -> tuple[list[list[SourcePart]], tuple[Turns, ...]]:
+    """Return the parts of each conversation with media, and its messages; none for lone ones of a user.
+
+    Raises: EmptyInput, InvalidInput.
+    """
+    conversations = split_conversations(messages)
+    inputs = [[part for message in each for part in _parts_in(message)] for each in conversations]
+    if all(len(each) == 1 and each[0].role == "user" and each[0].name is None for each in conversations):
+        return inputs, ()
+    return inputs, tuple([tuple(map(_turn_of, each)) for each in conversations])
+
+
+def _parts_in(message: ChatMessage) -> list[SourcePart]:
+    """Return the parts of one message. Raises: InvalidInput."""
+    content = message.content
     return [content] if isinstance(content, str) else [part_of(part, "messages") for part in content]
+
+
+def _turn_of(message: ChatMessage) -> Turn:
+    is_text = isinstance(message.content, str)
+    return Turn(message.role, 1 if is_text else len(message.content), message.name, is_text)
 
 
 def part_of(part: ContentPart, field: str) -> SourcePart:
@@ -117,8 +172,7 @@ async def score_parts(
 
 def _check(items: Sequence[Sequence[SourcePart]], field: str) -> None:
     """Check that no input is empty or a recording. Raises: EmptyInput, InvalidInput."""
+    _check_empty(items, field)
     for index, parts in enumerate(items):
-        if not parts or "" in parts:
-            raise EmptyInput(f"`{field}` {index} is empty, or has an empty text", param=field)
         if any(isinstance(part, SoundSource) for part in parts):
             raise InvalidInput(f"`{field}` {index} is sound; texts and images are ranked", param=field)

@@ -1,12 +1,13 @@
-"""Parts of replies that several dialects share: ranks, labels, and the width of multi-vectors. Pure."""
+"""Parts of replies that several dialects share: vectors, ranks, labels, widths of multi-vectors. Pure."""
 
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from backends.contract import ClassifyReply, EncodeReply, RerankReply
+from backends.contract import ClassifyReply, EncodeReply, RerankReply, Vectors
 from backends.contract.vectors import shape_vectors
+from gateway.api.server.encoding import Encoding, encoded_rows
 from gateway.errors import InvalidInput
 
 
@@ -24,6 +25,14 @@ class RerankUsage(msgspec.Struct):
 def usage_of_ranks(reply: RerankReply) -> dict[str, int]:
     """Return the usage of a reply with scores."""
     return {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens, "completion_tokens": 0}
+
+
+def vector_objects(vectors: Vectors, encoding: Encoding) -> list[dict[str, Any]]:
+    """Return the vectors as OpenAI's objects. vectors: (n, dim) float32."""
+    return [
+        {"object": "embedding", "index": index, "embedding": item}
+        for index, item in enumerate(encoded_rows(vectors, encoding))
+    ]
 
 
 def best_first(reply: RerankReply) -> list[int]:

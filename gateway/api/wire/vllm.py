@@ -15,7 +15,7 @@ import msgspec
 
 from backends.contract import Chat, Classify, Embed, Encode, Truncate, Vectors
 from gateway.api.server.body import INTEGER_MAX, Integer
-from gateway.api.server.encoding import NumberFormat, VectorFormat
+from gateway.api.server.encoding import NumberFormat
 from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import OCTETS, HttpReply
@@ -132,17 +132,6 @@ class VllmOptions(msgspec.Struct, kw_only=True):
             return msgspec.structs.replace(work, special_tokens=False) if adds is False else work
         prompt = {} if isinstance(work, Classify) else {"prompt_name": ""}
         return msgspec.structs.replace(work, chat=chat, special_tokens=bool(adds), **prompt)
-
-    def check_no_special_tokens(self) -> None:
-        """Check that a message with images or sound asks for no special tokens but its template's.
-
-        Raises: InvalidInput.
-        """
-        if self.add_special_tokens:
-            raise InvalidInput(
-                "`add_special_tokens` is for texts: leave it out of `messages` with images or sound",
-                param="add_special_tokens",
-            )
 
     @property
     def cuts(self) -> bool | None:
@@ -263,7 +252,7 @@ def usage_of(served: Served) -> dict[str, Any]:
     }
 
 
-def check_metadata(encoding_format: VectorFormat | None, inputs: int) -> None:
+def check_metadata(encoding_format: str | None, inputs: int) -> None:
     """Check that the header of a reply in bytes is not too long. Raises: InvalidInput."""
     if encoding_format == "bytes" and inputs > METADATA_INPUTS_MAX:
         raise InvalidInput(

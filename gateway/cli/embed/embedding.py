@@ -1,43 +1,39 @@
 """Rows to rows with vectors: chunks are read ahead, embedded at once, and stored as parts in their order.
 
-Memory is bounded: the chunks in flight and those that wait for a part are counted, and reading waits. A call
-that is refused is repeated in smaller ones until the row at fault is alone. A row that the server does not
-answer by its own deadline, sent alone, is at fault only if the server answers other calls meanwhile.
+Memory is bounded: the chunks in flight and those that wait for a part are counted, and reading waits.
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from gateway.cli.embed.calls import Caller, Refused, Reply, TooSlow, Vectors
 from gateway.cli.embed.parquet_rows import ParquetRows
 from gateway.cli.embed.parts import Parts
 from gateway.cli.embed.plan import (
     Counts,
     EmbedFailed,
-    EmbedStopped,
+    OnBad,
     PartFacts,
     Plan,
     Position,
     Source,
-    Space,
-    same_space,
 )
 from gateway.cli.embed.text_rows import CsvRows, JsonLines, Row
+from gateway.client.errors import Refused
+from gateway.client.isolation import Embedder
+from gateway.client.replies import Reply, Vectors
+from gateway.client.request import Space, same_space
 
 # Bytes of the texts of a call, and of its whole rows, whose other columns wait for the reply in memory.
 TEXT_BYTES, ROW_BYTES = 1024 * 1024, 4 * 1024 * 1024
 # Rows without a text cost no input; this many are one chunk.
 ROWS_MAX = 4096
-# Refusals without any success before them, after which the options are at fault and not the rows.
-REFUSALS_MAX = 32
 # Column of the bytes of the vectors.
 VECTOR = "vector"
 # A part is stored after the first of these. Its time grows with the run, so that a killed run loses a
@@ -51,11 +47,11 @@ AHEAD_BYTES = 64 * 1024 * 1024
 RowReader: TypeAlias = JsonLines | CsvRows | ParquetRows
 
 
-class Interrupted(EmbedStopped):
+class Interrupted(Exception):
     """A signal ended the run. number: of the signal."""
 
     def __init__(self, number: int) -> None:
-        super().__init__("stopped by a signal")
+        super().__init__(number)
         self.number = number
 
 
@@ -63,17 +59,18 @@ class Chunk:
     """Consecutive rows, and the replies to their texts so far.
 
     batch, texts: of rows that are kept; None is a row without text. facts: of all its rows. size: bytes
-    of the rows, and of their vectors. slow: indices of texts that the server did not answer by its deadline,
-    alone.
+    of the rows, and of their vectors.
     """
 
-    def __init__(self, source: Source, rows: Sequence[Row], batch: pa.RecordBatch, facts: PartFacts) -> None:
+    def __init__(
+        self, source: Source, rows: Sequence[Row], batch: pa.RecordBatch, facts: PartFacts, on_bad: OnBad
+    ) -> None:
         self.batch = batch
         self.texts = [row.text or None for row in rows]
         self.facts = facts
         self.size = sum(row.size for row in rows)
-        self.slow: list[int] = []
         self._source = source
+        self._on_bad = on_bad
         self._lines = [row.line for row in rows]
         # Problems by index.
         self._refused: dict[int, str] = {}
@@ -88,15 +85,18 @@ class Chunk:
         return place if last is None else f"{place} to {self._lines[last]}"
 
     def add(self, reply: Reply, indices: Sequence[int]) -> None:
-        """Add the vectors of texts. Raises: EmbedFailed if they are of another space."""
+        """Add the vectors of texts. Raises: CallFailed if they are of another space."""
         self._replies.append((indices, reply.vectors))
         self._space = same_space(self._space, Space(reply.vectors.shape[1], reply.fingerprint, reply.model))
         self._cut += [indices[place] for place in reply.truncated or ()]
         self._unknown_cuts += reply.truncated is None
         self._tokens += reply.tokens
 
-    def refuse(self, index: int, problem: str) -> None:
-        """Leave a row out."""
+    def refuse(self, index: int, error: Refused) -> None:
+        """Leave a row out. Raises: EmbedFailed if none may be."""
+        problem = f"{self.place(index)}: {error}"
+        if self._on_bad == "error":
+            raise EmbedFailed(f"{problem}; --on-bad skip leaves such rows out")
         self._refused[index] = problem
 
     def complete(self) -> None:
@@ -216,72 +216,7 @@ def _chunk(reader: RowReader, plan: Plan, rows: Sequence[Row]) -> Chunk:
             kept.append(row)
     counts = Counts(rows=len(rows), empty=empty, skipped=skipped, bad=len(problems))
     facts = PartFacts(rows[-1].end, counts, problems=tuple(problems))
-    return Chunk(plan.settings.sources[facts.end.file], kept, reader.batch(kept), facts)
-
-
-class Embedder:
-    """Embedder of chunks."""
-
-    def __init__(self, caller: Caller, plan: Plan) -> None:
-        self._caller = caller
-        self._request = plan.settings.request
-        self._on_bad = plan.on_bad
-        self._successes = self._refusals = 0
-
-    async def embed(self, chunk: Chunk) -> None:
-        """Complete a chunk. Raises: EmbedFailed, EmbedStopped."""
-        successes = self._successes
-        await self._send(chunk, [index for index, text in enumerate(chunk.texts) if text is not None])
-        for index in chunk.slow:
-            await self._send_again(chunk, index, successes)
-        chunk.complete()
-
-    async def _send(self, chunk: Chunk, indices: Sequence[int]) -> None:
-        """Embed some texts of a chunk; refused ones are searched."""
-        if not indices:
-            return
-        try:
-            await self._call(chunk, indices, chunk.place(indices[0], indices[-1]), lambda: True)
-        except Refused as error:
-            if len(indices) > 1:
-                at = error.place
-                starts = [0, len(indices) // 2] if at is None else [0, at, at + 1]
-                for start, end in pairwise([*starts, len(indices)]):
-                    await self._send(chunk, indices[start:end])
-            elif isinstance(error, TooSlow):
-                chunk.slow.append(indices[0])
-            else:
-                self._refuse(chunk, indices[0], error)
-
-    async def _send_again(self, chunk: Chunk, index: int, successes: int) -> None:
-        """Embed a text that the server did not answer by its deadline, sent alone, once more.
-
-        It is at fault if the server answered other calls meanwhile; otherwise the server is busy, and the
-        call is repeated. successes: before the first call with it.
-        """
-        try:
-            await self._call(chunk, [index], chunk.place(index), lambda: self._successes > successes)
-        except Refused as error:
-            self._refuse(chunk, index, error)
-
-    async def _call(self, chunk: Chunk, indices: Sequence[int], place: str, ends: Callable[[], bool]) -> None:
-        texts = [chunk.texts[index] or "" for index in indices]
-        try:
-            reply = await self._caller.embed(self._request, texts, ends)
-        except EmbedStopped as error:
-            # One of these rows may be what the server cannot answer.
-            raise EmbedStopped(f"{place}: {error}") from error
-        self._successes += 1
-        chunk.add(reply, indices)
-
-    def _refuse(self, chunk: Chunk, index: int, error: Refused) -> None:
-        problem = f"{chunk.place(index)}: {error}"
-        self._refusals += 1
-        if self._on_bad == "error":
-            raise EmbedFailed(f"{problem}; --on-bad skip leaves such rows out")
-        if not self._successes and self._refusals >= REFUSALS_MAX:
-            raise EmbedFailed(f"{problem}; the server refuses every row")
-        chunk.refuse(index, problem)
+    return Chunk(plan.settings.sources[facts.end.file], kept, reader.batch(kept), facts, plan.on_bad)
 
 
 class Run:
@@ -305,7 +240,8 @@ class Run:
     async def run(self, reader: RowReader) -> None:
         """Embed the rows that no part has.
 
-        What is complete is stored before an error is raised. Raises: EmbedFailed, EmbedStopped, OSError.
+        What is complete is stored before an error is raised. Raises: EmbedFailed, CallFailed, CallStopped,
+        Interrupted, OSError.
         """
         try:
             await self._read_all(read_chunks(reader, self._plan, self._facts.end))
@@ -345,6 +281,7 @@ class Run:
     async def _embed(self, chunk: Chunk) -> Chunk:
         async with self._in_flight:
             await self._embedder.embed(chunk)
+        chunk.complete()
         return chunk
 
     async def _take_completed(self) -> None:

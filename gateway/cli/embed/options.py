@@ -16,11 +16,11 @@ from gateway.cli.embed.plan import (
     OnEmpty,
     OutputFormat,
     Plan,
-    Request,
     Settings,
     Source,
 )
 from gateway.cli.operator_options import add_address_options, add_config_option
+from gateway.client.request import Request
 
 # Value of null in the name of a folder.
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"

@@ -1,12 +1,14 @@
 """Plan of a run, positions in its input, and the state behind a position.
 
-`Settings` and `PartFacts` are stored next to an unfinished output, and `Source` and `Request` within them.
+`Settings` and `PartFacts` are stored next to an unfinished output, with what they consist of.
 """
 
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+
+from gateway.client.request import Request, Space, same_space
 
 InputFormat: TypeAlias = Literal["jsonl", "csv", "parquet"]
 OutputFormat: TypeAlias = Literal["parquet", "jsonl", "arrow", "lance"]
@@ -20,10 +22,6 @@ PLACES_KEPT = 20
 
 class EmbedFailed(Exception):
     """The run cannot go on, and running it again changes nothing. The message is for a person."""
-
-
-class EmbedStopped(Exception):
-    """The run ended early, and the same command continues it. The message is for a person."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -42,18 +40,6 @@ class Source(msgspec.Struct, frozen=True):
     def place(self, line: int) -> str:
         """Return the words for a row: its line, or its number where a file has no lines."""
         return f"{self.path} row {line}" if self.format == "parquet" else f"{self.path}:{line}"
-
-
-class Request(msgspec.Struct, frozen=True):
-    """Address and fields of a call, without its texts. path: decides the API, and so the fields of a body."""
-
-    base: str
-    path: str
-    model: str | None = None
-    dimensions: int | None = None
-    input_type: str | None = None
-    prompt_name: str | None = None
-    truncate: Literal["error", "left", "right"] | None = None
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -146,24 +132,6 @@ class Counts(msgspec.Struct, frozen=True):
         return Counts(*map(sum, zip(mine, others, strict=True)))
 
 
-class Space(msgspec.Struct, frozen=True):
-    """Vector space of the replies. fingerprint: None if the server reports none."""
-
-    dimensions: int
-    fingerprint: str | None = None
-    model: str | None = None
-
-    def difference(self, other: "Space") -> str:
-        """Return in words how another reply's space differs; empty if it does not."""
-        if self.fingerprint != other.fingerprint:
-            return f"fingerprint {other.fingerprint or 'none'} instead of {self.fingerprint or 'none'}"
-        if self.dimensions != other.dimensions:
-            return f"{other.dimensions} dimensions instead of {self.dimensions}"
-        if self.fingerprint is None and None not in (self.model, other.model) and self.model != other.model:
-            return f"model {other.model} instead of {self.model}"
-        return ""
-
-
 class PartFacts(msgspec.Struct, frozen=True):
     """State of a run behind a part, or what a chunk adds to it. seconds: of work.
 
@@ -178,7 +146,7 @@ class PartFacts(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
     def plus(self, other: "PartFacts") -> "PartFacts":
-        """Return the state behind the rows of `other`. Raises: EmbedFailed if its space is another one."""
+        """Return the state behind the rows of `other`. Raises: CallFailed if its space is another one."""
         return PartFacts(
             other.end,
             self.counts.plus(other.counts),
@@ -187,20 +155,3 @@ class PartFacts(msgspec.Struct, frozen=True):
             (self.cuts + other.cuts)[:PLACES_KEPT],
             self.seconds + other.seconds,
         )
-
-
-def same_space(first: Space | None, second: Space | None) -> Space | None:
-    """Return the vector space of both replies; None if neither has vectors. Raises: EmbedFailed."""
-    if second is not None and second.fingerprint == "mixed":
-        raise EmbedFailed(
-            "the gateway reports the fingerprint `mixed`: replicas with different vectors serve this model; "
-            "see `gateway verify`"
-        )
-    if first is None or second is None:
-        return first or second
-    if difference := first.difference(second):
-        raise EmbedFailed(
-            f"the server's vectors are of another space than those of this output: {difference}; "
-            "vectors of two spaces cannot be compared, so the output must be made again from its beginning"
-        )
-    return first

@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gateway.cli.embed.calls import Caller, open_client
-from gateway.cli.embed.embedding import Embedder, Interrupted, Run, open_reader
+from gateway.cli.embed.embedding import Interrupted, Run, open_reader
 from gateway.cli.embed.options import plan_of
 from gateway.cli.embed.outputs import Writer, check_output
 from gateway.cli.embed.parts import (
@@ -36,16 +35,26 @@ from gateway.cli.embed.parts import (
     sync,
     write_whole,
 )
-from gateway.cli.embed.plan import Counts, EmbedFailed, EmbedStopped, PartFacts, Plan, Position, Source
+from gateway.cli.embed.plan import Counts, EmbedFailed, PartFacts, Plan, Position, Source
 from gateway.cli.gateway_client import RequestRefused
 from gateway.cli.operator_options import checked_key, find_gateway
 from gateway.cli.output import show_line, show_problems, show_table
+from gateway.client.calls import Bounds, Caller, Words, open_http
+from gateway.client.errors import CallFailed, CallStopped
+from gateway.client.isolation import Embedder
 from gateway.config.problems import ConfigError
 
 FAILED, STOPPED = 1, 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Between two lines where there is no terminal.
 LINE_S = 30.0
+WORDS = Words(
+    {
+        401: "; set the key in GATEWAY_API_KEY, or pass a file with --key-file",
+        404: "; see --model, and the models of the server at /v1/models",
+    },
+    deadline="--deadline",
+)
 FIGURES = {
     "rows": "rows read",
     "embedded": "texts embedded",
@@ -69,12 +78,13 @@ def run_embed(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     except ConfigError as error:
         show_problems(options.config, error)
         return FAILED
-    except (EmbedFailed, RequestRefused) as error:
+    except (EmbedFailed, CallFailed, RequestRefused) as error:
         show_line(str(error))
         return FAILED
-    except EmbedStopped as error:
-        status = 128 + error.number if isinstance(error, Interrupted) else STOPPED
-        return _stopped(str(error), options.to, status)
+    except CallStopped as error:
+        return _stopped(str(error), options.to, STOPPED)
+    except Interrupted as error:
+        return _stopped("stopped by a signal", options.to, 128 + error.number)
     except OSError as error:
         return _stopped(f"{error.filename or options.to}: {error.strerror or error}", options.to, STOPPED)
     except KeyboardInterrupt:
@@ -102,8 +112,9 @@ def _stopped(reason: str, output: Path, status: int) -> int:
 async def _embed(plan: Plan, key: str | None, ca: Path | None) -> tuple[Note, bool]:
     """Return the note on the output, and whether this run made it. Raises: as `run_embed` catches."""
     reader = await asyncio.to_thread(open_reader, plan)
-    async with open_client(plan, key, ca) as client:
-        caller = Caller(client, plan, show_line)
+    bounds = Bounds(plan.concurrency, plan.timeout_s, plan.deadline_s)
+    async with open_http(bounds, key, ca) as http:
+        caller = Caller(http, bounds, show_line, WORDS)
         request = plan.settings.request
         if request.model is None:
             request = await caller.first_model(request)
@@ -118,7 +129,7 @@ async def _embed(plan: Plan, key: str | None, ca: Path | None) -> tuple[Note, bo
             meter = Meter(settings.sources, await asyncio.to_thread(reader.ends), parts.facts)
             has_terminal = sys.stderr.isatty()
             with shown_progress(meter, parts.facts.end, has_terminal=has_terminal) as report:
-                run = Run(plan, parts, Embedder(caller, plan), report)
+                run = Run(plan, parts, Embedder(caller, settings.request), report)
                 _stop_on_signals(run.stop)
                 await run.run(reader)
             with (

@@ -3,13 +3,14 @@
 import { createTogetherAI } from "@ai-sdk/togetherai";
 import { InferenceClient } from "@huggingface/inference";
 import { Mistral } from "@mistralai/mistralai";
+import { OpenRouter } from "@openrouter/sdk";
 import { embedMany, rerank } from "ai";
 import { CohereClient, CohereClientV2 } from "cohere-ai";
 import { Ollama } from "ollama";
 import OpenAI, { toFile } from "openai";
 import { VoyageAIClient } from "voyageai";
 
-const { GATEWAY, KEY, MODEL } = process.env;
+const { GATEWAY, KEY, MODEL, CLIP, PICTURE } = process.env;
 const texts = ["an apple", "the sea"];
 const documents = ["a car", "an apple", "the sea"];
 
@@ -39,6 +40,28 @@ const clients = {
       models,
       unknown: await failure(() => client.embeddings.create({ model: "nowhere", input: "a" })),
       stranger: await failure(() => stranger.embeddings.create({ model: MODEL, input: "a" })),
+    };
+  },
+
+  async openrouter() {
+    const client = new OpenRouter({ serverURL: `${GATEWAY}/v1`, apiKey: KEY, retryConfig: { strategy: "none" } });
+    const embed = async (model, input) => {
+      const reply = await client.embeddings.generate({ requestBody: { model, input } });
+      return reply.data.map((item) => item.embedding);
+    };
+    const text = (words) => ({ type: "text", text: words });
+    const picture = { type: "image_url", imageUrl: { url: PICTURE } };
+    const rerank = async (documents) => client.rerank.rerank({
+      requestBody: { model: CLIP, query: "a car", documents, topN: 2 },
+    });
+    const ranked = await rerank([{ text: "a car" }, { image: PICTURE }, "the sea"]);
+    return {
+      vectors: await embed(MODEL, texts),
+      lines: await embed(MODEL, [{ content: texts.map(text) }, { content: [text(texts.join("\n"))] }]),
+      pictures: await embed(CLIP, [{ content: [picture] }]),
+      ranks: ranked.results.map((item) => item.index),
+      both: await failure(() => embed(CLIP, [{ content: [text("a car"), picture] }])),
+      unknown: await failure(() => embed("nowhere", texts)),
     };
   },
 

@@ -21,7 +21,7 @@ from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.conversations import ContentPart, is_media, text_of_parts
 from gateway.api.wire.inputs import Flag, TopN, is_on
-from gateway.api.wire.media import part_of, score_parts
+from gateway.api.wire.media import one_text, part_of, score_parts
 from gateway.api.wire.replies import RerankUsage, rank_documents, usage_of_ranks
 from gateway.api.wire.tei import (
     Direction,
@@ -60,7 +60,10 @@ REFUSED = {
 
 
 class Document(msgspec.Struct):
-    """A document or query as an object. Other keys are ignored. content: vLLM's form. image: Jina's."""
+    """A document or query as an object. Other keys are ignored. content: vLLM's form. image: Jina's.
+
+    text and image together are OpenRouter's form of one document.
+    """
 
     takes_other_fields: ClassVar[bool] = True
 
@@ -221,14 +224,13 @@ def parts_of_side(item: str | Document, field: str) -> list[SourcePart]:
     """Return the parts of a query or a document. Raises: InvalidInput."""
     if isinstance(item, str):
         return [item]
-    present = [part for part in (item.text, item.image, item.content) if part is not UNSET]
-    if len(present) != 1:
-        raise InvalidInput(f"an object in `{field}` has one of `text`, `image`, `content`", param=field)
-    if not isinstance(item.image, UnsetType):
-        return [PictureSource(item.image)]
+    plain = [part for part in (item.text, item.image) if part is not UNSET]
+    if bool(plain) is (item.content is not UNSET):
+        raise InvalidInput(f"an object in `{field}` has `text`, `image` or both, or `content`", param=field)
     if not isinstance(item.content, UnsetType):
-        return [part_of(part, field) for part in item.content]
-    return [str(item.text)]
+        return one_text([part_of(part, field) for part in item.content])
+    text: list[SourcePart] = [] if isinstance(item.text, UnsetType) else [item.text]
+    return text if isinstance(item.image, UnsetType) else [*text, PictureSource(item.image)]
 
 
 def _shown_document(item: str | Document) -> dict[str, Any]:
@@ -236,7 +238,8 @@ def _shown_document(item: str | Document) -> dict[str, Any]:
         return {"text": item}
     if not isinstance(item.content, UnsetType):
         return {"multi_modal": {"content": msgspec.to_builtins(item.content)}}
-    return {"text": item.text} if item.image is UNSET else {"image": item.image}
+    pair = {"text": item.text, "image": item.image}
+    return {name: value for name, value in pair.items() if value is not UNSET}
 
 
 def _check_refused(data: RerankOptions) -> None:
@@ -337,14 +340,11 @@ def _shown(call: Call, documents: Documents) -> list[Any]:
     return [_shown_document(item) for item in items_of(documents)]
 
 
-def _shows_documents(data: RerankOptions, call: Call, version: str) -> bool:
-    """Return whether the results have their documents: Jina's do unless the caller asks for none.
-
-    Images are large: without a word from the caller they are not sent back.
-    """
+def _shows_documents(data: RerankOptions, version: str) -> bool:
+    """Return whether the results have their documents: Jina's do unless the caller asks for none."""
     if data.return_documents is not None:
         return is_on(data.return_documents)
-    return version == "1" and not is_voyages(data) and isinstance(call.work, Rerank)
+    return version == "1" and not is_voyages(data)
 
 
 async def _serve(request: Request[Any], documents: Documents, version: str) -> HttpReply:
@@ -356,12 +356,16 @@ async def _serve(request: Request[Any], documents: Documents, version: str) -> H
     call, count = await decode_documents(request, documents), count_of(data)
     served, reply = await request.serve(call, RerankReply)
     shown, results = _shown(call, documents), rank_documents(reply, count)
-    texts = [document.get("text", document) for document in shown]
+    # Only a lone text is a document of Voyage's.
+    texts = [document["text"] if document.keys() == {"text"} else document for document in shown]
+    if data.return_documents is None:
+        # Images are large: without a word from the caller they are not sent back.
+        shown = [{"text": document["text"]} if "text" in document else {} for document in shown]
     body = {
         "id": data.request_id or request.context.request_id,
         "object": "list",
         "model": served.route.model,
-        "results": with_documents(results, shown) if _shows_documents(data, call, version) else results,
+        "results": with_documents(results, shown) if _shows_documents(data, version) else results,
         "data": with_documents(results, texts) if is_on(data.return_documents) else results,
         "usage": usage_of_ranks(reply),
         "meta": meta_of(served, data, len(shown), version),

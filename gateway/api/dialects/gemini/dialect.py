@@ -14,7 +14,8 @@ from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
-from backends.contract import Embed, EmbedReply, Operation, Tokenize, TokenizeReply
+from backends.contract import EmbedReply, Operation, Tokenize, TokenizeReply
+from gateway.api.dialects.gemini.contents import GeminiContent
 from gateway.api.document.fields import CUT, QUERY, REFUSED, TEXTS
 from gateway.api.server.body import ModelName
 from gateway.api.server.call_io import Scope
@@ -26,9 +27,11 @@ from gateway.api.server.paths import model_name, route_options
 from gateway.api.server.request import LEAST_WITHOUT_TOKENS, Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
+from gateway.api.wire.media import VectorOptions, embed_inputs
 from gateway.api.wire.tokens import tokenize_checked
 from gateway.calls import Call
-from gateway.errors import EmptyInput, GatewayError, InvalidInput, ModelNotFound
+from gateway.errors import GatewayError, InvalidInput, ModelNotFound
+from gateway.media.sources import Fetch
 from gateway.prompts import Role
 
 TaskType = Literal[
@@ -108,21 +111,6 @@ def _gemini_error(error: GatewayError) -> GeminiError:
 
 GEMINI = ErrorFormat("gemini", GeminiError, _gemini_error, ("/v1beta/",))
 endpoint = partial(inference, errors=GEMINI, tags=["Gemini"], below_models=False)
-
-
-class GeminiPart(msgspec.Struct):
-    """A part of a content: `text`. Other kinds of data are refused."""
-
-    text: str | None = None
-    inline_data: Any = msgspec.field(default=None, name="inlineData")
-    file_data: Any = msgspec.field(default=None, name="fileData")
-
-
-class GeminiContent(msgspec.Struct):
-    """An input: one part. role: of a chat; it changes nothing."""
-
-    parts: list[GeminiPart]
-    role: str | None = None
 
 
 class EmbedContentConfig(msgspec.Struct):
@@ -223,13 +211,15 @@ class Options(msgspec.Struct, frozen=True):
     truncate: bool | None
 
 
-def decode_requests(requests: Sequence[EmbedContentRequest], name: str, api: InferenceApi) -> Call:
-    """Decode the requests of a body into one call. name: the model in the path.
+async def decode_requests(
+    requests: Sequence[EmbedContentRequest], name: str, api: InferenceApi, fetch: Fetch | None = None
+) -> Call:
+    """Decode the requests of a body into one call. name: the model in the path. fetch: as in `fetch_sources`.
 
-    Raises: EmptyInput, InvalidInput.
+    Raises: EmptyInput, InvalidInput, and the errors of `fetch`.
     """
     api.check_count(len(requests), "requests")
-    texts = tuple([_text_of(request.content, index) for index, request in enumerate(requests)])
+    inputs = [request.content.sources(index) for index, request in enumerate(requests)]
     distinct = {options_of(request, name) for request in requests}
     if len(distinct) > 1:
         raise InvalidInput(
@@ -238,7 +228,8 @@ def decode_requests(requests: Sequence[EmbedContentRequest], name: str, api: Inf
         )
     (options,) = distinct
     role = ROLE_OF_TASK.get(options.task)
-    return Call(Embed(texts, dimensions=options.dimensions), name, options.truncate, role=role)
+    work = await embed_inputs(inputs, "content", VectorOptions(dimensions=options.dimensions), fetch)
+    return Call(work, name, options.truncate, role=role)
 
 
 def options_of(request: EmbedContentRequest, name: str) -> Options:
@@ -282,21 +273,8 @@ def decode_count(data: CountTokensRequest, name: str, api: InferenceApi) -> Call
                 param=spelled,
             )
     api.check_count(len(data.contents), "contents")
-    texts = api.texts([_text_of(content, index) for index, content in enumerate(data.contents)], "contents")
+    texts = api.texts([content.text(index) for index, content in enumerate(data.contents)], "contents")
     return Call(tokenize_checked(Tokenize(texts), "contents"), name)
-
-
-def _text_of(content: GeminiContent, index: int) -> str:
-    """Return the text of a content. Raises: EmptyInput, InvalidInput."""
-    parts = content.parts
-    if len(parts) != 1 or parts[0].text is None or parts[0].inline_data or parts[0].file_data:
-        raise InvalidInput(
-            f"content {index} needs one part with `text` alone; send each text as a content of its own",
-            param="content",
-        )
-    if not parts[0].text:
-        raise EmptyInput(f"content {index} has an empty text", param="content")
-    return parts[0].text
 
 
 def _usage(tokens: int) -> dict[str, int]:
@@ -310,11 +288,11 @@ def _usage(tokens: int) -> dict[str, int]:
     description="One vector for each request",
 )
 async def batch_embed_contents(request: Request[BatchEmbedContentsRequest]) -> HttpReply:
-    """Turn texts into vectors.
+    """Turn contents of texts, images and sound into vectors.
 
     Returns one vector for each request, in order. The requests have the same options.
     """
-    call = decode_requests(request.body.requests, request.name or "", request.api)
+    call = await decode_requests(request.body.requests, request.name or "", request.api, request.fetch)
     served, reply = await request.serve(call, EmbedReply)
     embeddings = [{"values": vector} for vector in reply.vectors]
     return request.reply(served, {"embeddings": embeddings, "usageMetadata": _usage(reply.tokens)})
@@ -327,8 +305,8 @@ async def batch_embed_contents(request: Request[BatchEmbedContentsRequest]) -> H
     description="One vector",
 )
 async def embed_content(request: Request[EmbedContentRequest]) -> HttpReply:
-    """Turn one text into a vector."""
-    call = decode_requests([request.body], request.name or "", request.api)
+    """Turn one content into a vector."""
+    call = await decode_requests([request.body], request.name or "", request.api, request.fetch)
     served, reply = await request.serve(call, EmbedReply)
     embedding = {"values": reply.vectors[0]}
     return request.reply(served, {"embedding": embedding, "usageMetadata": _usage(reply.tokens)})
@@ -430,12 +408,22 @@ MEANINGS = {
     "EmbedContentConfig.title": "Refused unless it is null: no prompt here has a place for a title.",
     "EmbedContentConfig.outputDimensionality": "Width to which the vector is cut.",
     "EmbedContentConfig.autoTruncate": CUT,
-    "EmbedContentRequest.content": "The input: one part with a text.",
-    "GeminiContent.parts": "Parts of the input; one with a text is served.",
+    "EmbedContentRequest.content": "The input, whose parts have one vector.",
+    "GeminiContent.parts": "Texts, images and recordings. Texts without others are lines of one text.",
     "GeminiContent.role": "Changes nothing.",
     "GeminiPart.text": "The text of the part.",
-    "GeminiPart.inlineData": REFUSED,
-    "GeminiPart.fileData": REFUSED,
+    "GeminiPart.inlineData": "An image or a recording in base64.",
+    "GeminiPart.inline_data": "The same as `inlineData`.",
+    "GeminiPart.fileData": "An image or a recording at an address that `media.fetch` allows.",
+    "GeminiPart.file_data": "The same as `fileData`.",
+    "GeminiPart.videoMetadata": REFUSED,
+    "GeminiBlob.data": "The bytes in base64.",
+    "GeminiBlob.mimeType": "Kind of the data, such as `image/png` or `audio/wav`.",
+    "GeminiBlob.mime_type": "The same as `mimeType`.",
+    "GeminiFile.fileUri": "Address of the file.",
+    "GeminiFile.file_uri": "The same as `fileUri`.",
+    "GeminiFile.mimeType": "Kind of the file, such as `image/png` or `audio/wav`.",
+    "GeminiFile.mime_type": "The same as `mimeType`.",
 }
 DIALECT = Dialect(
     handlers=[batch_embed_contents, embed_content, count_tokens, list_models, get_model],
@@ -443,5 +431,6 @@ DIALECT = Dialect(
     examples=EXAMPLES,
     meanings=MEANINGS,
     key_header=KEY_HEADER,
+    key_parameter="key",
     move=move_path,
 )

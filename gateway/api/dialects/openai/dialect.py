@@ -17,7 +17,11 @@ MEANINGS = {
         "Whether the model reads all inputs as one text and returns a vector for each part of it. Refused "
         "if the model cannot."
     ),
-    "late_chunking_params": "Refused unless it is null: each input is one chunk of `late_chunking`.",
+    "late_chunking_params": (
+        "Cuts each input into chunks of `chunk_size` tokens, special ones included, and returns a vector for "
+        "each chunk, computed with its whole input in view."
+    ),
+    "LateChunkingParams.chunk_size": "Tokens of each chunk, special ones included.",
     "normalized": "Whether vectors are scaled to length 1. By default they are.",
     "return_multivector": "Whether one vector is returned for each token instead of one for each input.",
     "return_tokenized_input": "Refused if true: `/tokenize` returns the tokens of a text.",
@@ -39,7 +43,7 @@ MEANINGS = {
     "InputObject.pdf": REFUSED,
     "InputObject.video": REFUSED,
     "InputObject.audio": "The input as a recording: base64 or a `data:` URI.",
-    "InputObject.content": REFUSED,
+    "InputObject.content": "The input as parts of texts, images and recordings, which have one vector.",
 }
 DIALECT = Dialect(
     handlers=[*embeddings.HANDLERS, *models.HANDLERS],

@@ -6,12 +6,25 @@ Jina, NVIDIA NIM and Voyage are in `options.py`, those of vLLM in `gateway/api/w
 """
 
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Operation, Output, PatchGrid
+from backends.contract import (
+    Capabilities,
+    ChunkSize,
+    Embed,
+    EmbedChunks,
+    EmbedChunksReply,
+    EmbedReply,
+    Encode,
+    EncodeReply,
+    Operation,
+    Output,
+    PatchGrid,
+    Turns,
+)
 from gateway.api.dialects.openai.options import EmbeddingOptions
 from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.encoding import BYTES, Encoding, encoded_rows, json_bytes
@@ -22,25 +35,40 @@ from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.arrow import write_vectors
 from gateway.api.wire.arrow_http import arrow_body, arrow_stream, facts_of, wants_arrow
+from gateway.api.wire.conversations import ContentPart, is_media
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
-from gateway.api.wire.media import VectorOptions, embed_parts, have_media, parts_of_messages
-from gateway.api.wire.replies import with_dimensions
+from gateway.api.wire.media import (
+    VectorOptions,
+    embed_parts,
+    have_media,
+    one_text,
+    part_of,
+    parts_of_messages,
+)
+from gateway.api.wire.replies import vector_objects, with_dimensions
 from gateway.api.wire.vllm import check_metadata, reply_head, reply_packed
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.media.sources import PictureSource, SoundSource, SourcePart
 
 # What prepares texts, and has no effect on a conversation.
-ONLY_OF_TEXTS = ("input_type", "task", "late_chunking")
+CHUNKING = ("late_chunking", "late_chunking_params")
+ONLY_OF_TEXTS = ("input_type", "task", *CHUNKING)
 PICTURE_KINDS = ("image", "url", "bytes")
 MEDIA_KINDS = (*PICTURE_KINDS, "audio")
-OTHER_KINDS = ("pdf", "video", "content")
+OTHER_KINDS = ("pdf", "video")
+ALL_KINDS = ("text", "content", *MEDIA_KINDS, *OTHER_KINDS)
+
+
+# Parts of each input, and its messages if it is a conversation.
+MediaInputs: TypeAlias = tuple[list[list[SourcePart]], tuple[Turns, ...]]
 
 
 class InputObject(msgspec.Struct):
-    """An input in Jina's form: `text`, or `image` or `audio` as base64. pdf, video, content are refused.
+    """An input in Jina's form: `text`, or `image` or `audio` as base64. pdf and video are refused.
 
-    url, bytes: an image in Jina's first form, which LangChain and LlamaIndex send.
+    url, bytes: an image in Jina's first form, which LangChain and LlamaIndex send. content: OpenRouter's
+    form, the parts of an input with one vector.
     """
 
     text: str | None = None
@@ -50,7 +78,7 @@ class InputObject(msgspec.Struct):
     bytes: str | None = None
     pdf: Any = None
     video: Any = None
-    content: Any = None
+    content: list[ContentPart] | None = None
 
 
 TextInput = str | InputObject
@@ -71,16 +99,35 @@ class OpenAIEmbeddingsRequest(EmbeddingOptions, kw_only=True):
 Embedding = list[float] | str
 
 
+class LateChunk(msgspec.Struct):
+    """First token and character of a chunk of an input, and the ones after its last.
+
+    char_range: null for a chunk of special tokens only.
+    """
+
+    token_range: tuple[int, int]
+    char_range: tuple[int, int] | None
+
+
+class LateChunking(msgspec.Struct):
+    """Chunks that were made of an input, in order. input_tokens: of the input, special ones included."""
+
+    input_tokens: int | None
+    chunks: list[LateChunk]
+
+
 class OpenAIEmbeddingItem(msgspec.Struct):
     """One vector.
 
     embedding: numbers; for binary types packed bits; for base64 the little-endian bytes of the numbers; for
-    several types an object with one of these for each type.
+    several types an object with one of these for each type; for `late_chunking_params` a list with one of
+    these for each chunk, whose places are in late_chunking.
     """
 
     index: int
-    embedding: Embedding | dict[str, Embedding]
+    embedding: list[float | Embedding] | str | dict[str, Embedding]
     object: str = "embedding"
+    late_chunking: LateChunking | UnsetType = UNSET
 
 
 class PatchPlaces(msgspec.Struct):
@@ -166,19 +213,22 @@ async def _decode_options(request: Request[OpenAIEmbeddingsRequest]) -> Call:
     """Decode a body with options. Raises: as `decode_embeddings`."""
     data, api, model = request.body, request.api, request.model
     data.check_all()
-    if (inputs := _with_media(data, api)) is not None:
-        return await _decode_media(request, inputs)
+    if (media := _with_media(data, api)) is not None:
+        return await _decode_media(request, *media)
     operation = Operation.ENCODE if data.return_multivector else Operation.EMBED
     field = InputField("input", model, operation)
     inputs_of_body = data.input if data.messages is None else data.input or None
     texts = await read_inputs(inputs_of(inputs_of_body, api), data.messages, field, request.context, api)
     if data.return_multivector:
-        check_token_vectors(texts, "input", api.capabilities_of(model, operation))
+        check_token_vectors(texts, "input", api.capabilities_of(model, operation, request.context.tenant))
     check_metadata(data.encoding_format, len(texts))
     truncate, side = data.cut_and_side()
     if data.messages is not None:
         _check_only_chat(data)
-    work = data.with_chat(work_of(data, texts))
+    if data.makes_chunks:
+        work: Embed | EmbedChunks | Encode = _chunks_of(data, texts, api.capabilities_of(model, operation))
+    else:
+        work = data.with_chat(_work_of(data, texts))
     return Call(
         work,
         model,
@@ -200,21 +250,25 @@ def _has_objects(inputs: object) -> bool:
     return False
 
 
-def _with_media(data: OpenAIEmbeddingsRequest, api: InferenceApi) -> list[list[SourcePart]] | None:
+def _with_media(data: OpenAIEmbeddingsRequest, api: InferenceApi) -> MediaInputs | None:
     """Return the inputs of a request if one is a picture or a recording. Raises: EmptyInput, InvalidInput."""
     if data.messages is not None and have_media(data.messages):
         if data.input not in (UNSET, None, "", []):
             raise InvalidInput("send `input` or `messages`, one of them", param="messages")
-        return [parts_of_messages(data.messages)]
+        inputs, turns = parts_of_messages(data.messages)
+        api.check_count(len(inputs), "messages")
+        return inputs, turns
     items = data.input if isinstance(data.input, list) else [data.input]
     if not any(isinstance(item, InputObject) and _is_medium(item) for item in items):
         return None
     api.check_count(len(items), "input")
-    return [[_part_of(item)] for item in items]
+    return [_parts_of(item) for item in items], ()
 
 
 def _is_medium(item: InputObject) -> bool:
-    """Return whether an input is a picture or a recording."""
+    """Return whether an input is a picture or a recording, or has one among its parts."""
+    if item.content is not None and is_media(item.content):
+        return True
     return item.audio is not None or _picture_of(item) is not None
 
 
@@ -223,34 +277,44 @@ def _picture_of(item: InputObject) -> str | None:
     return next((source for kind in PICTURE_KINDS if (source := getattr(item, kind)) is not None), None)
 
 
-def _part_of(item: Any) -> SourcePart:
-    """Return the text, picture or recording of an input of Jina's. Raises: InvalidInput."""
+def _parts_of(item: Any) -> list[SourcePart]:
+    """Return the text, picture or recording of an input, or its parts. Raises: InvalidInput."""
     if isinstance(item, str):
-        return item
+        return [item]
     if not isinstance(item, InputObject):
         raise InvalidInput("`input` mixes token ids with images or sound", param="input")
     if not _is_medium(item):
-        return _text_of(item)
-    if sum(getattr(item, kind) is not None for kind in ("text", *MEDIA_KINDS, *OTHER_KINDS)) > 1:
+        return [_text_of(item)]
+    if sum(getattr(item, kind) is not None for kind in ALL_KINDS) > 1:
         raise InvalidInput(
-            "an input is one text or one image, or one `audio`; send each as its own", param="input"
+            "an input is one text or one image, or one `audio`; send each as its own, or all as `content`",
+            param="input",
         )
+    if item.content is not None:
+        return one_text([part_of(part, "input") for part in item.content])
     picture = _picture_of(item)
-    return SoundSource(str(item.audio)) if picture is None else PictureSource(picture)
+    return [SoundSource(str(item.audio)) if picture is None else PictureSource(picture)]
 
 
-async def _decode_media(request: Request[OpenAIEmbeddingsRequest], inputs: list[list[SourcePart]]) -> Call:
-    """Return the call of inputs with pictures or sound. Raises: EmptyInput, InvalidInput."""
+async def _decode_media(
+    request: Request[OpenAIEmbeddingsRequest], inputs: list[list[SourcePart]], turns: tuple[Turns, ...]
+) -> Call:
+    """Return the call of inputs with pictures or sound. turns: of conversations.
+
+    Raises: EmptyInput, InvalidInput.
+    """
     data = request.body
-    if data.late_chunking:
-        raise InvalidInput("`late_chunking` is for texts: leave it out", param="late_chunking")
+    for field in CHUNKING:
+        if getattr(data, field):
+            raise InvalidInput(f"`{field}` is for texts: leave it out", param=field)
     options = VectorOptions(data.normalizes(), data.width(), bool(data.return_multivector))
-    work = await embed_parts(inputs, "input" if data.messages is None else "messages", options, request.fetch)
+    field = "input" if data.messages is None else "messages"
+    work = await embed_parts(inputs, field, options, request.fetch, turns)
     check_metadata(data.encoding_format, len(inputs))
     chat = data.chat()
     if chat is not None:
         _check_only_chat(data)
-        data.check_no_special_tokens()
+        work = msgspec.structs.replace(work, special_tokens=bool(data.add_special_tokens))
     truncate, side = data.cut_and_side()
     return Call(
         msgspec.structs.replace(work, chat=chat, prompt_name=data.prompt_name()),
@@ -263,20 +327,47 @@ async def _decode_media(request: Request[OpenAIEmbeddingsRequest], inputs: list[
     )
 
 
-def work_of(data: EmbeddingOptions, texts: tuple[str, ...]) -> Embed | Encode:
+def _chunks_of(
+    data: EmbeddingOptions, texts: tuple[str, ...], capabilities: Capabilities | None
+) -> EmbedChunks:
+    """Return the work of one document whose chunks are the texts, or of texts that are cut into chunks.
+
+    capabilities: of the model. Raises: InvalidInput.
+    """
+    field = "late_chunking_params" if data.late_chunking_params is not None else "late_chunking"
+    if field == "late_chunking_params" and data.late_chunking:
+        raise InvalidInput("send `late_chunking` or `late_chunking_params`, one of them", param=field)
+    if data.return_multivector:
+        raise InvalidInput(f"send `{field}` or `return_multivector`, one of them", param=field)
+    for name, is_set in (
+        ("truncate_prompt_tokens", data.truncate_prompt_tokens is not None),
+        ("add_special_tokens", data.add_special_tokens is False),
+    ):
+        if is_set:
+            raise InvalidInput(
+                f"`{name}` has no effect on `{field}`, which reads whole documents: leave one of them out",
+                param=name,
+            )
+    documents: tuple[tuple[str, ...], ...] = (texts,)
+    size = None
+    if data.late_chunking_params is not None:
+        documents, size = tuple([(text,) for text in texts]), ChunkSize(data.late_chunking_params.chunk_size)
+        check_token_vectors(texts, "input", capabilities, size.tokens)
+    return EmbedChunks(
+        documents,
+        size,
+        normalize=data.normalizes(),
+        dimensions=data.width(),
+        prompt_name=data.prompt_name(),
+    )
+
+
+def _work_of(data: EmbeddingOptions, texts: tuple[str, ...]) -> Embed | Encode:
     """Return the work of a request. Raises: InvalidInput."""
     normalize = data.normalizes()
     dimensions, prompt_name = data.width(), data.prompt_name()
     if not data.return_multivector:
-        return Embed(
-            texts,
-            normalize=normalize,
-            dimensions=dimensions,
-            prompt_name=prompt_name,
-            late_chunking=bool(data.late_chunking),
-        )
-    if data.late_chunking:
-        raise InvalidInput("send `late_chunking` or `return_multivector`, one of them", param="late_chunking")
+        return Embed(texts, normalize=normalize, dimensions=dimensions, prompt_name=prompt_name)
     if not normalize:
         field = "normalized" if data.normalized is False else "use_activation"
         raise InvalidInput(f"multi-vectors are normalized: leave out `{field}`", param=field)
@@ -309,9 +400,12 @@ def inputs_of(inputs: EmbeddingsInput | UnsetType | None, api: InferenceApi) -> 
 
 
 def _text_of(item: InputObject) -> str:
-    if item.text is None or any(getattr(item, kind) is not None for kind in OTHER_KINDS):
+    if item.content and sum(getattr(item, kind) is not None for kind in ALL_KINDS) == 1:
+        # Parts with media are read elsewhere.
+        return "\n".join([str(part_of(part, "input")) for part in item.content])
+    if item.text is None or any(getattr(item, kind) is not None for kind in (*OTHER_KINDS, "content")):
         raise InvalidInput(
-            "an input is a text, or an object with `text`, `image` or `audio` alone", param="input"
+            "an input is a text, or an object with `text`, `image`, `audio` or `content` alone", param="input"
         )
     return item.text
 
@@ -374,9 +468,11 @@ async def _serve(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
     as_arrow = wants_arrow(context)
     if as_arrow:
         _check_arrow(data, encoding)
-    if data.return_multivector and data.encoding_format in BYTES:
+    if (data.return_multivector or data.late_chunking_params) and data.encoding_format in BYTES:
         raise InvalidInput("multi-vectors are sent as `float` or `base64`", param="encoding_format")
-    served, reply = await request.serve(await decode_embeddings(request), EmbedReply | EncodeReply)
+    served, reply = await request.serve(
+        await decode_embeddings(request), EmbedReply | EmbedChunksReply | EncodeReply
+    )
     if as_arrow:
         facts = facts_of(served.route.model, reply.tokens)
         stream, media_type = await arrow_stream(context, write_vectors, reply.vectors, facts)
@@ -394,8 +490,9 @@ async def _serve(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
 
 def _check_arrow(data: OpenAIEmbeddingsRequest, encoding: Encoding) -> None:
     """Check that the reply is one float32 vector for each input, as Arrow's is. Raises: InvalidInput."""
-    if data.return_multivector:
-        raise InvalidInput("multi-vectors are sent as JSON: accept it", param="return_multivector")
+    for field in ("return_multivector", "late_chunking_params"):
+        if getattr(data, field):
+            raise InvalidInput("multi-vectors are sent as JSON: accept it", param=field)
     if encoding != PLAIN_FLOATS or data.encoding_format not in {None, "float"}:
         raise InvalidInput(
             "an Arrow reply has float32 numbers: leave out the encoding and the type", param="encoding_format"
@@ -403,7 +500,7 @@ def _check_arrow(data: OpenAIEmbeddingsRequest, encoding: Encoding) -> None:
 
 
 def encode_embeddings(
-    reply: EmbedReply | EncodeReply,
+    reply: EmbedReply | EmbedChunksReply | EncodeReply,
     model: str,
     encoding: Encoding,
     cached_tokens: int | None = None,
@@ -411,7 +508,12 @@ def encode_embeddings(
     reply_id: str,
 ) -> bytes:
     """Encode the reply. model: the name that the caller used. cached_tokens: None without a cache."""
-    items = _vectors(reply, encoding) if isinstance(reply, EmbedReply) else _multi_vectors(reply, encoding)
+    if isinstance(reply, EncodeReply):
+        items = _multi_vectors(reply, encoding)
+    elif isinstance(reply, EmbedChunksReply) and reply.ranges is not None:
+        items = _documents(reply, encoding)
+    else:
+        items = vector_objects(reply.vectors, encoding)
     usage: dict[str, Any] = {
         "prompt_tokens": reply.tokens,
         "total_tokens": reply.tokens,
@@ -422,10 +524,23 @@ def encode_embeddings(
     return json_bytes({"id": reply_id, "object": "list", "data": items, "model": model, "usage": usage})
 
 
-def _vectors(reply: EmbedReply, encoding: Encoding) -> list[dict[str, Any]]:
+def _documents(reply: EmbedChunksReply, encoding: Encoding) -> list[dict[str, Any]]:
+    """Return the vectors and ranges of the chunks that were made of each input."""
+    rows, ranges = encoded_rows(reply.vectors, encoding), reply.ranges or ()
+    tokens = reply.input_tokens or (None,) * len(reply.counts)
     return [
-        {"object": "embedding", "index": index, "embedding": item}
-        for index, item in enumerate(encoded_rows(reply.vectors, encoding))
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": rows[span],
+            "late_chunking": {
+                "input_tokens": tokens[index],
+                "chunks": [
+                    {"token_range": each.tokens, "char_range": each.characters} for each in ranges[span]
+                ],
+            },
+        }
+        for index, span in enumerate(reply.spans)
     ]
 
 

@@ -5,11 +5,12 @@ reference and voyageai 0.5.0.
 Rule: a field is applied, or refused by name. Only `user` changes nothing and is ignored.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from backends.contract import Truncate
+from gateway.api.server.body import INTEGER_MAX
 from gateway.api.server.encoding import (
     BYTES,
     EmbeddingType,
@@ -17,8 +18,10 @@ from gateway.api.server.encoding import (
     Encoding,
     Endianness,
     NumberFormat,
+    PackedFormat,
     QuantizedType,
     VectorFormat,
+    packed_type,
 )
 from gateway.api.wire.inputs import SIDE_OF, Dimensions, TruncateSide
 from gateway.api.wire.vllm import VllmOptions
@@ -66,9 +69,14 @@ Modality = Literal["text", "image", "text_image"]
 EmbeddingTypes = Annotated[list[EmbeddingType], msgspec.Meta(min_length=1, max_length=16)]
 # Why each of these is refused if it is on.
 REFUSED = {
-    "late_chunking_params": "each input is one chunk of `late_chunking`",
     "return_tokenized_input": "`/tokenize` returns the tokens of a text",
 }
+
+
+class LateChunkingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Size of the chunks that are made of each input, in tokens with special ones."""
+
+    chunk_size: Annotated[int, msgspec.Meta(ge=1, le=INTEGER_MAX)]
 
 
 class EmbeddingOptions(VllmOptions, kw_only=True):
@@ -78,10 +86,11 @@ class EmbeddingOptions(VllmOptions, kw_only=True):
     return_tokenized_input. Jina's and NIM's: embedding_type, which overrides encoding_format, and truncate.
     encoding_type: the first name of embedding_type, which LlamaIndex sends.
     NIM's: modality. Voyage's: output_dimension, output_dtype, truncation. input_type: `passage` is NIM's
-    document. vLLM's: embed_dtype and endianness of packed vectors, late_chunking_params.
+    document. vLLM's: embed_dtype and endianness of packed vectors, late_chunking_params. Perplexity's:
+    encoding_format as base64_int8 or base64_binary.
     """
 
-    encoding_format: VectorFormat | None = None
+    encoding_format: VectorFormat | PackedFormat | None = None
     dimensions: Dimensions | None = None
     task: Task | CodeTask | None = None
     input_type: InputType | None = None
@@ -98,7 +107,12 @@ class EmbeddingOptions(VllmOptions, kw_only=True):
     truncation: bool | None = None
     embed_dtype: EmbedDtype | None = None
     endianness: Endianness | None = None
-    late_chunking_params: dict[str, Any] | None = None
+    late_chunking_params: LateChunkingParams | None = None
+
+    @property
+    def makes_chunks(self) -> bool:
+        """Return whether the inputs are chunks, or are cut into chunks, that are read in their document."""
+        return bool(self.late_chunking) or self.late_chunking_params is not None
 
     def check_all(self) -> None:
         """Check that no option asks for a computation that the gateway does not do. Raises: InvalidInput."""
@@ -154,6 +168,9 @@ class EmbeddingOptions(VllmOptions, kw_only=True):
         """Return the format of the vectors in the reply. Raises: InvalidInput."""
         packed = self.encoding_format == "base64"
         kinds = self._types()
+        quantized = packed_type(self.encoding_format)
+        if quantized is not None:
+            return self._quantized(quantized)
         if kinds is None and self.output_dtype in {None, "float"}:
             return Encoding(("base64" if packed else "float",), numbers=self.numbers())
         self._check_plain_numbers()
@@ -163,6 +180,15 @@ class EmbeddingOptions(VllmOptions, kw_only=True):
         if self.output_dtype is not None:
             raise InvalidInput("send `embedding_type` or `output_dtype`, one of them", param="output_dtype")
         return Encoding((kinds,) if isinstance(kinds, str) else tuple(dict.fromkeys(kinds)))
+
+    def _quantized(self, kind: QuantizedType) -> Encoding:
+        """Return Perplexity's format of the vectors. Raises: InvalidInput."""
+        for field in ("output_dtype", "embedding_type", "encoding_type", "embed_dtype", "endianness"):
+            if getattr(self, field) is not None:
+                raise InvalidInput(
+                    f"send `{field}`, or `{self.encoding_format}` as `encoding_format`, not both", param=field
+                )
+        return Encoding((kind,), packed=True)
 
     def _types(self) -> EmbeddingType | list[EmbeddingType] | None:
         """Return Jina's types of the vectors. Raises: InvalidInput."""

@@ -82,7 +82,7 @@ async def decode_pooling(request: Request[PoolingRequest]) -> Call:
     data.check_of_texts()
     if data.dimensions is not None:
         raise InvalidInput("`dimensions` is not supported at this path", param="dimensions")
-    model = request.model or api.gateway.routes.root_model()
+    model = request.model or api.gateway.routes.root_model(request.context.tenant)
     capabilities = api.capabilities_of(model, Operation.EMBED)
     task = data.task or task_of(capabilities)
     operation = OPERATION_OF.get(task)
@@ -109,12 +109,11 @@ async def _media_work(data: PoolingRequest, operation: Operation, fetch: Fetch) 
         raise InvalidInput(
             "vectors of images are normalized: leave out `use_activation`", param="use_activation"
         )
-    check_metadata(data.encoding_format, 1)
-    data.check_no_special_tokens()
     options = VectorOptions(normalize=not data.is_raw(), multivector=is_late)
-    parts = parts_of_messages(data.messages or [])
-    work = await embed_parts([parts], "messages", options, fetch)
-    return msgspec.structs.replace(work, chat=data.chat())
+    inputs, turns = parts_of_messages(data.messages or [])
+    check_metadata(data.encoding_format, len(inputs))
+    work = await embed_parts(inputs, "messages", options, fetch, turns)
+    return msgspec.structs.replace(work, chat=data.chat(), special_tokens=bool(data.add_special_tokens))
 
 
 def task_of(capabilities: Capabilities | None) -> str:

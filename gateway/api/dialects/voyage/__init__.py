@@ -1,1 +1,1 @@
-"""Voyage's multimodal embeddings."""
+"""Voyage's multimodal and contextualized embeddings."""

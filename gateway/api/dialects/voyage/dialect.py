@@ -1,4 +1,4 @@
-"""Voyage: multimodal embeddings. Its other embeddings are at /v1/embeddings, its rerank at /v1/rerank.
+"""Voyage: multimodal and contextualized embeddings. Others are at /v1/embeddings, its rerank at /v1/rerank.
 
 Source: Voyage's API reference, multimodal embeddings; voyageai 0.5.0.
 """
@@ -7,7 +7,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from backends.contract import Embed, EmbedParts, EmbedReply, Image
+from backends.contract import EmbedParts, EmbedReply, Image
+from gateway.api.dialects.voyage.contextualized import (
+    CHUNK_TOKENS,
+    ContextualizedRequest,
+    contextualized_embeddings,
+)
 from gateway.api.document.fields import TEXTS
 from gateway.api.server.body import ModelName
 from gateway.api.server.dialect import Dialect
@@ -17,9 +22,9 @@ from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions
-from gateway.api.wire.media import VectorOptions, embed_parts
+from gateway.api.wire.media import VectorOptions, embed_inputs, one_text
 from gateway.calls import Call, Work
-from gateway.errors import EmptyInput, InvalidInput
+from gateway.errors import InvalidInput
 from gateway.media.sources import PictureSource, SourcePart
 from gateway.prompts import Role
 
@@ -88,16 +93,11 @@ async def decode_multimodal(request: Request[MultimodalRequest]) -> Call:
     """Decode a body. Raises: EmptyInput, InvalidInput."""
     data, model = request.body, request.model
     request.api.check_count(len(data.inputs), "inputs")
-    inputs = [[_part_of(part) for part in item.content] for item in data.inputs]
+    inputs = [one_text([_part_of(part) for part in item.content]) for item in data.inputs]
     role: Role | None = data.input_type
-    if any(isinstance(part, PictureSource) for parts in inputs for part in parts):
-        options = VectorOptions(dimensions=data.output_dimension)
-        work = await embed_parts(inputs, "inputs", options, request.fetch)
-        return Call(work, model, data.truncation, role=role)
-    if any(len(parts) != 1 or not parts[0] for parts in inputs):
-        raise EmptyInput("an input without images is one text, which is not empty", param="inputs")
-    texts = tuple(str(parts[0]) for parts in inputs)
-    return Call(Embed(texts, dimensions=data.output_dimension), model, data.truncation, role=role)
+    options = VectorOptions(dimensions=data.output_dimension)
+    work = await embed_inputs(inputs, "inputs", options, request.fetch)
+    return Call(work, model, data.truncation, role=role)
 
 
 def _part_of(part: VoyagePart) -> SourcePart:
@@ -153,16 +153,31 @@ async def multimodal_embeddings(request: Request[MultimodalRequest]) -> HttpRepl
 
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {
-    MultimodalRequest: {"model": "clip", "inputs": [{"content": [{"type": "text", "text": TEXTS[0]}]}]}
+    MultimodalRequest: {"model": "clip", "inputs": [{"content": [{"type": "text", "text": TEXTS[0]}]}]},
+    ContextualizedRequest: {"model": "bge", "inputs": [TEXTS], "input_type": "document"},
 }
 MEANINGS = {
     "MultimodalRequest.inputs": "Inputs, each of texts and images.",
     "MultimodalRequest.input_type": "Purpose of the inputs, which selects the prompt put before a text.",
     "MultimodalRequest.output_encoding": "`base64` packs each vector into one string.",
+    "ContextualizedRequest.inputs": "Chunks of each document, in order.",
+    "ContextualizedRequest.input": "The same as `inputs`, as Perplexity names it.",
+    "ContextualizedRequest.input_type": "Purpose of the documents, which selects the prompt before each.",
+    "ContextualizedRequest.encoding_format": (
+        "`base64` packs the numbers of `output_dtype` into a string. `base64_int8` and `base64_binary` are "
+        "Perplexity's; its `input` has `base64_int8` by default."
+    ),
+    "ContextualizedRequest.enable_auto_chunking": (
+        "Whether each document is one text, which is cut into chunks; it needs `input_type` `document`."
+    ),
+    "ContextualizedRequest.chunk_size": f"Tokens of a chunk that is made; by default {CHUNK_TOKENS}.",
+    "ContextualizedRequest.chunk_overlap": "Tokens that a chunk shares with the one before it.",
     "VoyageInput.content": "Texts and images of one input, in order.",
     "VoyagePart.type": "`text`, `image_base64` or `image_url`; videos are refused.",
     "VoyagePart.text": "The text of the part.",
     "VoyagePart.image_base64": "`data:` URI of the image.",
     "VoyagePart.image_url": "`data:` URI of the image, or an address that `media.fetch` allows.",
 }
-DIALECT = Dialect(handlers=[multimodal_embeddings], examples=EXAMPLES, meanings=MEANINGS)
+DIALECT = Dialect(
+    handlers=[multimodal_embeddings, contextualized_embeddings], examples=EXAMPLES, meanings=MEANINGS
+)
