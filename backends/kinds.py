@@ -10,7 +10,7 @@ from backends.google.kind import GEMINI, VERTEX
 from backends.huggingface.kind import HUGGINGFACE
 from backends.infinity.kind import INFINITY
 from backends.nim.kind import NIM
-from backends.openai.kind import COHERE, JINA, OPENAI, VOYAGE
+from backends.openai.kind import COHERE, JINA, OPENAI, PERPLEXITY, VOYAGE
 from backends.tei.kind import TEI
 from backends.torch.kind import ENGINE
 from backends.vllm.kind import VLLM
@@ -28,6 +28,7 @@ KINDS: dict[BackendKind, ServerKind] = {
         COHERE,
         JINA,
         VOYAGE,
+        PERPLEXITY,
         AZURE,
         BEDROCK,
         GEMINI,

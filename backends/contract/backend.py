@@ -41,6 +41,7 @@ BackendKind: TypeAlias = Literal[
     "cohere",
     "jina",
     "voyage",
+    "perplexity",
     "azure",
     "bedrock",
     "gemini",

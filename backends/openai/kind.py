@@ -15,7 +15,7 @@ API_ADDRESSES: dict[ApiKind, str | None] = {
     "voyage": "https://api.voyageai.com/v1",
 }
 API_KEYS = frozenset({"embeddings", "rerank", "input_type", "extra_body", "task"})
-HostedName: TypeAlias = Literal["cohere", "jina", "voyage"]
+HostedName: TypeAlias = Literal["cohere", "jina", "voyage", "perplexity"]
 # Kind, LiteLLM's name of it, and the variable from which LiteLLM takes its key.
 HOSTED: tuple[tuple[HostedName, str, str], ...] = (
     ("cohere", "cohere", "COHERE_API_KEY"),

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 # Any server of OpenAI's API, and hosted APIs that differ in details.
-ApiKind: TypeAlias = Literal["openai", "cohere", "jina", "voyage", "azure", "nim"]
+ApiKind: TypeAlias = Literal["openai", "cohere", "jina", "voyage", "perplexity", "azure", "nim"]
 # Vendors whose API is OpenAI's; each is a row of `vendors`.
 VendorName: TypeAlias = Literal[
     "deepinfra",
@@ -15,7 +15,6 @@ VendorName: TypeAlias = Literal[
     "nebius",
     "openai",
     "openrouter",
-    "perplexity",
     "siliconflow",
     "together",
 ]

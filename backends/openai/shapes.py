@@ -161,6 +161,15 @@ SHAPES: dict[ApiKind, ApiShape] = {
         embed_inputs=1000,
         rerank_inputs=1000,
     ),
+    "perplexity": ApiShape(
+        version="Perplexity API",
+        # It has no numbers in JSON.
+        numbers={"encoding_format": "base64_int8"},
+        dtype="i1",
+        metered=True,
+        embed_inputs=512,
+        request_tokens=120_000,
+    ),
 }
 
 

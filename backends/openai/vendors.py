@@ -74,21 +74,6 @@ VENDORS: Mapping[VendorName, Vendor] = {
         _shape("OpenRouter API", rerank="rerank"),
         litellm=("openrouter",),
     ),
-    "perplexity": Vendor(
-        "https://api.perplexity.ai/v1",
-        "PERPLEXITYAI_API_KEY",
-        # It has no other numbers.
-        _shape(
-            "Perplexity API",
-            numbers={"encoding_format": "base64_int8"},
-            base64=None,
-            dtype="i1",
-            embed_inputs=512,
-            request_tokens=120_000,
-        ),
-        litellm=("perplexity",),
-        provider="perplexity",
-    ),
     "siliconflow": Vendor(
         "https://api.siliconflow.cn/v1",
         "SILICONFLOW_API_KEY",
@@ -157,7 +142,7 @@ def shape_of(settings: ApiSettings, model: str | None = None, address: str = "")
             truncation={},
             chunks="lists",
         )
-    if vendor is VENDORS["perplexity"] and name.startswith(PERPLEXITY_CONTEXT):
+    if settings.kind == "perplexity" and name.startswith(PERPLEXITY_CONTEXT):
         shape = msgspec.structs.replace(shape, embeddings="contextualizedembeddings", chunks="lists")
     if settings.kind == "jina" and name in JINA_LATE_CHUNKING:
         shape = msgspec.structs.replace(shape, chunks="field")

@@ -73,7 +73,7 @@ async def test_one_long_string_is_no_vector() -> None:
     backend = remote_backend("openai", ReplicaSpec("http://hostile"), httpx.MockTransport(answer))
     await backend.describe(30.0)
 
-    with pytest.raises(ReplicaFailed, match="bytes for each input"):
+    with pytest.raises(ReplicaFailed, match="the reply is too large"):
         await backend.run(Embed(("long",)), 30.0)
 
 

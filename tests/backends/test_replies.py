@@ -6,6 +6,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from backends.bedrock.kind import BedrockSettings
 from backends.contract import Backend, Embed, QueueDepth, ReplicaSpec, ReportsQueueDepth, Rerank, Truncate
 from backends.contract.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
 from backends.http.client import UpstreamClient, UpstreamResponse
@@ -57,7 +58,10 @@ async def test_tei_reports_its_queue_depth_if_the_metric_exists(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_opening_a_backend_sends_nothing(kind: str) -> None:
-    backend: Backend = open_replica(kind, ReplicaSpec("http://nowhere.invalid"))  # type: ignore[arg-type]
+    # Bedrock has another request for each model.
+    settings = BedrockSettings(region="us-east-1", family="cohere.embed") if kind == "bedrock" else None
+    spec = ReplicaSpec("http://nowhere.invalid", settings=settings)
+    backend: Backend = open_replica(kind, spec)  # type: ignore[arg-type]
     try:
         assert isinstance(backend, ReportsQueueDepth) is (kind in {"tei", "infinity", "vllm"})
     finally:

@@ -94,28 +94,6 @@ def test_counts_tokens(gateway: Gateway) -> None:
     assert 4 == client.models.count_tokens(model=gateway.model, contents=TEXTS[0]).total_tokens
 
 
-def test_parts_of_one_content_have_one_vector(gateway: Gateway) -> None:
-    client = client_of(gateway)
-    content = types.Content(parts=[types.Part(text=text) for text in TEXTS])
-    (embedding,) = client.models.embed_content(model=gateway.model, contents=content).embeddings
-    joined = client.models.embed_content(model=gateway.model, contents="\n".join(TEXTS)).embeddings[0]
-
-    assert embedding.values == pytest.approx(joined.values, abs=1e-6)
-
-
-def test_pictures_have_the_vectors_of_the_model(gateway: Gateway, pictures: Pictures) -> None:
-    client = client_of(gateway)
-    parts = [types.Part.from_bytes(data=file.read_bytes(), mime_type="image/png") for file in pictures.files]
-    contents = [types.Content(parts=[part]) for part in parts]
-    reply = client.models.embed_content(model=gateway.clip, contents=contents)
-
-    pictures.assert_equal([item.values for item in reply.embeddings])
-    # This model reads one text or one picture; the refusal says so.
-    both = types.Content(parts=[types.Part(text="a car"), parts[0]])
-    with pytest.raises(errors.ClientError, match="one text or one picture"):
-        client.models.embed_content(model=gateway.clip, contents=both)
-
-
 # --- the client's own requests, to which tests/backends/test_google.py holds those of upstreams
 
 RECORDED = Path(__file__).parents[1] / "fakes/google_genai_requests.json"
@@ -215,3 +193,25 @@ def test_requests_to_google_are_as_recorded() -> None:
         RECORDED.write_text(json.dumps(requests, indent=1) + "\n")
 
     assert json.loads(RECORDED.read_text()) == requests
+
+
+def test_parts_of_one_content_have_one_vector(gateway: Gateway) -> None:
+    client = client_of(gateway)
+    content = types.Content(parts=[types.Part(text=text) for text in TEXTS])
+    (embedding,) = client.models.embed_content(model=gateway.model, contents=content).embeddings
+    joined = client.models.embed_content(model=gateway.model, contents="\n".join(TEXTS)).embeddings[0]
+
+    assert embedding.values == pytest.approx(joined.values, abs=1e-6)
+
+
+def test_pictures_have_the_vectors_of_the_model(gateway: Gateway, pictures: Pictures) -> None:
+    client = client_of(gateway)
+    parts = [types.Part.from_bytes(data=file.read_bytes(), mime_type="image/png") for file in pictures.files]
+    contents = [types.Content(parts=[part]) for part in parts]
+    reply = client.models.embed_content(model=gateway.clip, contents=contents)
+
+    pictures.assert_equal([item.values for item in reply.embeddings])
+    # This model reads one text or one picture; the refusal says so.
+    both = types.Content(parts=[types.Part(text="a car"), parts[0]])
+    with pytest.raises(errors.ClientError, match="one text or one picture"):
+        client.models.embed_content(model=gateway.clip, contents=both)

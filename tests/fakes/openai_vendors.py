@@ -4,11 +4,8 @@ Source: the vendors' API references and the request types of their clients; see 
 what was tried against these only.
 """
 
-import base64
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from backends.openai.settings import VendorName
 from tests.fakes.openai import rerank_tokens, scores_of
@@ -23,7 +20,7 @@ PREFIXES: dict[VendorName, str] = {
     "openrouter": "/api/v1",
 }
 RERANKS = frozenset({"deepinfra", "fireworks", "openrouter", "siliconflow", "together"})
-INPUTS_MAX = {"mistral": 256, "openai": 2048, "perplexity": 512, "deepinfra": 1024}
+INPUTS_MAX = {"mistral": 256, "openai": 2048, "deepinfra": 1024}
 
 
 class FakeVendor(FakeServer):
@@ -55,21 +52,12 @@ class FakeVendor(FakeServer):
             raise ErrorReply(400, {"object": "error", "message": "Too many inputs in request"})
         form = body.get("encoding_format", "float")
         data = [
-            {"object": "embedding", "index": i, "embedding": self._encoded(t, form)}
+            {"object": "embedding", "index": i, "embedding": encode_vector(vector_of(t), form)}
             for i, t in enumerate(texts)
         ]
         tokens = sum(map(tokens_of, texts))
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": body["model"], "usage": usage}
-
-    def _encoded(self, text: str, form: str) -> Any:
-        if self.name != "perplexity":
-            return encode_vector(vector_of(text), form)
-        if form not in {"base64_int8", "base64_binary"}:
-            raise ErrorReply(400, {"error": {"message": f"encoding_format {form}"}})
-        vector = vector_of(text)
-        levels = np.round(vector / np.abs(vector).max() * 127).astype(np.int8)
-        return base64.b64encode(levels.tobytes()).decode()
 
     def _check_rerank(self, body: dict[str, Any], fields: frozenset[str]) -> None:
         if not self.reranks:

@@ -229,7 +229,7 @@ def test_the_key_is_not_sent_to_where_a_server_redirects() -> None:
         with serve_in_thread(redirect) as url, pytest.raises(UnusableModel, match="no TEI, vLLM, Infinity"):
             probe_server(url, KEY)
 
-    assert [True] * 4 == [b"authorization" not in headers for headers in received]
+    assert [True] * 5 == [b"authorization" not in headers for headers in received]
 
 
 @pytest.mark.parametrize(
