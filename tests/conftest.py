@@ -230,7 +230,7 @@ def remote_backend(kind: BackendKind, spec: ReplicaSpec, transport: httpx.AsyncB
             return InfinityBackend(client, spec.model, spec.tokenizer)
         case "vllm":
             return VllmBackend(client, spec.model, spec.tokenizer)
-        case "openai" | "cohere" | "jina" | "voyage":
+        case "openai" | "cohere" | "jina" | "voyage" | "perplexity":
             return OpenAIBackend(client, spec)
     return TeiBackend(client)
 

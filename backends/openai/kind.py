@@ -13,6 +13,7 @@ API_ADDRESSES: dict[ApiKind, str | None] = {
     "cohere": "https://api.cohere.com/v2",
     "jina": "https://api.jina.ai/v1",
     "voyage": "https://api.voyageai.com/v1",
+    "perplexity": "https://api.perplexity.ai/v1",
 }
 API_KEYS = frozenset({"embeddings", "rerank", "input_type", "extra_body", "task"})
 HostedName: TypeAlias = Literal["cohere", "jina", "voyage", "perplexity"]
@@ -21,6 +22,7 @@ HOSTED: tuple[tuple[HostedName, str, str], ...] = (
     ("cohere", "cohere", "COHERE_API_KEY"),
     ("jina", "jina_ai", "JINA_AI_API_KEY"),
     ("voyage", "voyage", "VOYAGE_API_KEY"),
+    ("perplexity", "perplexity", "PERPLEXITYAI_API_KEY"),
 )
 
 
@@ -45,7 +47,7 @@ OPENAI = ServerKind(
     },
     keys=REMOTE_KEYS | VENDOR_KEYS | API_KEYS | {"vendor"},
 )
-COHERE, JINA, VOYAGE = (
+COHERE, JINA, VOYAGE, PERPLEXITY = (
     ServerKind(
         kind,
         ADAPTER,

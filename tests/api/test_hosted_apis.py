@@ -11,7 +11,7 @@ from backends.openai.shapes import SHAPES
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots
 from tests.fakes.hooks import RERANKER
-from tests.fakes.hosted_api import FakeHostedApi, HostedApi, chunk_vectors
+from tests.fakes.hosted_api import FakeHostedApi, chunk_vectors
 from tests.fakes.openai import FIELDS, FakeOpenAI, scores_of
 from tests.fakes.tei import FakeTei, score_of, vector_of
 from tests.fakes.vllm import FakeVllm
@@ -32,12 +32,11 @@ def config_of(settings: str) -> str:
     return f"upstreams: {{up: {{{settings}}}}}\nmodels: {{m: {{upstream: up}}}}\n"
 
 
-def hosted(kind: HostedApi) -> str:
+def hosted(kind: ApiKind) -> str:
     """Return a config of one hosted API at the host `api`, with the base path of the real one."""
     path = "/v2" if kind == "cohere" else "/v1"
-    backend = "openai, vendor: perplexity" if kind == "perplexity" else kind
     return config_of(
-        f'backend: {backend}, model: embed-1, replicas: ["http://api{path}"], api_key: secret-key-1'
+        f'backend: {kind}, model: embed-1, replicas: ["http://api{path}"], api_key: secret-key-1'
     )
 
 
@@ -221,19 +220,19 @@ async def test_a_gateway_behind_a_gateway_embeds_pictures(boot: Boots, backend: 
 
 
 CHUNKS = [["red", "green"], ["blue"]]
-CONTEXT_MODELS: dict[HostedApi, str] = {
+CONTEXT_MODELS: dict[ApiKind, str] = {
     "jina": "jina-embeddings-v3",
     "voyage": "voyage-context-3",
     "perplexity": "pplx-embed-context-v1-0.6b",
 }
 
 
-def contextual(kind: HostedApi) -> str:
+def contextual(kind: ApiKind) -> str:
     return hosted(kind).replace("embed-1", CONTEXT_MODELS[kind])
 
 
 @pytest.mark.parametrize("kind", CONTEXT_MODELS)
-async def test_documents_reach_the_apis_that_read_them(boot: Boots, kind: HostedApi) -> None:
+async def test_documents_reach_the_apis_that_read_them(boot: Boots, kind: ApiKind) -> None:
     server = FakeHostedApi(kind)
     async with boot({"api": server}, contextual(kind)) as gateway:
         reply = await gateway.post("/v1/contextualizedembeddings", {"model": "m", "inputs": CHUNKS})

@@ -5,7 +5,7 @@ Source: the providers' API references. Error bodies have their forms.
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,7 +16,6 @@ from tests.fakes.server import ErrorReply, FakeServer, Route, encode_vector
 from tests.fakes.tei import tokens_of, vector_of
 
 COHERE = ApiSettings("cohere")
-HostedApi: TypeAlias = ApiKind | Literal["perplexity"]
 TOKENS_MAX = 16
 # Field of documents, and the models that read them.
 DOCUMENTS = {"voyage": ("inputs", "voyage-context"), "perplexity": ("input", "pplx-embed-context")}
@@ -79,12 +78,7 @@ class FakeHostedApi(FakeServer):
     """
 
     def __init__(
-        self,
-        kind: HostedApi,
-        *,
-        embeds: bool = True,
-        images: bool = False,
-        usage_of_rerank: bool | None = None,
+        self, kind: ApiKind, *, embeds: bool = True, images: bool = False, usage_of_rerank: bool | None = None
     ) -> None:
         self.kind = kind
         self.provider = PROVIDERS[kind]
