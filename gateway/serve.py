@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -42,6 +43,10 @@ from gateway.tenants.keyring import Keyring, Tenant
 from gateway.upstreams.copies import Copies
 from gateway.upstreams.group import UpstreamGroup
 from gateway.upstreams.upstream import Upstream, identity_of, scores_identity, vectors_identity
+
+if TYPE_CHECKING:
+    # The tokenizers package is loaded only where tokens are read.
+    from backends.tokens.tokenizer import TextCounter
 
 # Callers' error where every upstream that replied turned out to give other vectors.
 OTHER_VECTORS = "the last upstream of this model returned vectors of a different space, which are not used"
@@ -298,6 +303,18 @@ class Gateway:
         decoder = self.upstreams[route.upstream].ids
         deadline = _deadline(route, Caller(tenant))
         return await self._preparer.decode_ids(decoder, tenant, route, ids, deadline)
+
+    async def open_vocabulary(
+        self, tenant: Tenant, model: str | None, operation: Operation
+    ) -> "TextCounter | None":
+        """Return the tokens of a model, None if its tokenizer is not known here.
+
+        Raises: NoReplica, and the errors of `Routes.resolve`.
+        """
+        inputs = self.upstreams[self.routes.resolve(tenant, model, operation).upstream].model_inputs
+        if inputs.capabilities() is None:
+            raise NoReplica("the vocabulary of the model is unknown until a replica has joined")
+        return await inputs.open_counter()
 
 
 def _with_cut(reply: Reply, indices: tuple[int, ...]) -> Reply:

@@ -81,23 +81,26 @@ class InvalidWork(BackendError):
     retryable = False
 
 
+# Source: Elasticsearch's OpenAiResponseHandler, which looks for these words.
+SHORTEN = "Please reduce your prompt; or completion length."
+
+
 def input_too_long(
     max_tokens: int | None, size: str | None = None, input_index: int | None = None
 ) -> InvalidWork:
     """Return the refusal of an input that is longer than the model.
 
     max_tokens: the model's length, None if it is not known. size: of the input, with its unit. Clients of
-    OpenAI and vLLM recognize the first words: LiteLLM then falls back to a model with a larger context.
+    OpenAI and vLLM recognize the first words: LiteLLM then falls back to a model with a larger context. The
+    last words are OpenAI's too: Elasticsearch then sends half of each text.
     """
     if max_tokens is None:
         return InvalidWork(
-            "This model's maximum context length is exceeded. Please reduce the length of the input prompt",
-            input_index=input_index,
+            f"This model's maximum context length is exceeded. {SHORTEN}", input_index=input_index
         )
     length = f"; this input has {size}" if size else ", and an input has more"
     return InvalidWork(
-        f"This model's maximum context length is {max_tokens} tokens{length}. "
-        "Please reduce the length of the input prompt",
+        f"This model's maximum context length is {max_tokens} tokens{length}. {SHORTEN}",
         input_index=input_index,
     )
 

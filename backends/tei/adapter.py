@@ -5,6 +5,7 @@ of older releases if they differ (Validation was 413 up to 1.8.3).
 Rule: never send null, because TEI refuses it for most fields.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -93,6 +94,9 @@ from backends.http.statuses import status_error, with_answer
 # TEI's --payload-limit is 2,000,000 by default, and no route reports it. The margin is for the other fields.
 REQUEST_BYTES = 1_990_000
 EMBEDDINGS = "/v1/embeddings"
+# Source: text-embeddings-inference 1.9.3, core/src/tokenization.rs.
+REFUSAL_PREFIX = "Input validation error: "
+TOO_LONG = re.compile(r"must have less than (?P<most>\d{1,9}) tokens\. Given: (?P<tokens>\d{1,9})")
 
 Body = dict[str, Any]
 
@@ -463,6 +467,14 @@ def refuses_base64(response: UpstreamResponse) -> bool:
     return response.status in {400, 415, 422} and ("base64" in words or "encoding_format" in words)
 
 
+def refusal(message: str, *, empty: bool = False) -> InvalidWork:
+    """Return the refusal of an input in TEI's words, except of one that is too long."""
+    message = message.removeprefix(REFUSAL_PREFIX)
+    if (found := TOO_LONG.search(message)) is not None:
+        return input_too_long(int(found["most"]), f"{found['tokens']} tokens")
+    return InvalidWork(message or REFUSED_INPUT, empty=empty)
+
+
 @with_answer
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
@@ -470,13 +482,13 @@ def failure(response: UpstreamResponse) -> BackendError:
         body = msgspec.json.decode(response.body, type=TeiErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = TeiErrorBody()
-    message = (body.error or body.message or "").removeprefix("Input validation error: ")
+    message = body.error or body.message or ""
     kind = body.error_type or body.type
     match response.status:
         case 400 if kind == "Empty":
-            return InvalidWork(message or "an input is empty", empty=True)
+            return refusal(message or "an input is empty", empty=True)
         case 413 | 422 if kind in ("Validation", "Tokenizer"):
-            return InvalidWork(message or REFUSED_INPUT)
+            return refusal(message)
         case 429 if kind == "Overloaded":
             # TEI takes a permit per input. A proxy's 429 has another reason, and no such body.
             return PermitsTaken("the upstream is overloaded")

@@ -59,6 +59,7 @@ from backends.tei.adapter import (
     capabilities,
     labels_of,
     pair_scores,
+    refusal,
     truncated,
 )
 from backends.tei.grpc_channel import MESSAGE_BYTES_MAX, RpcStatus
@@ -72,7 +73,6 @@ INFO = "/tei.v1.Info/Info"
 HEALTH = "/grpc.health.v1.Health/Check"
 SPARSE = "/tei.v1.Embed/EmbedSparse"
 PREDICT = "/tei.v1.Predict/Predict"
-PREFIX = "Input validation error: "
 
 Options: TypeAlias = dict[str, Any]
 # Method, and a message for each text; a rerank is one message.
@@ -394,9 +394,7 @@ def _failure(status: RpcStatus) -> BackendError:
     details = status.details
     match status.code:
         case "INVALID_ARGUMENT":
-            message = details.removeprefix(PREFIX)
-            empty = message.endswith("cannot be empty")
-            return InvalidWork(message or "the upstream refused the input", empty=empty)
+            return refusal(details, empty=details.endswith("cannot be empty"))
         case "RESOURCE_EXHAUSTED" if "overloaded" in details:
             # TEI takes a permit per input.
             return PermitsTaken("the upstream is overloaded")

@@ -185,6 +185,11 @@ class TextCounter:
         # The length of an encoding; its ids would be Python objects, made while the GIL is held.
         return list(map(len, self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)))
 
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return the token of each id, as the vocabulary spells it; an id beyond it is in brackets."""
+        found = self._tokenizer.id_to_token
+        return [found(id_) or f"[{id_}]" for id_ in ids]
+
     def cut(self, texts: Sequence[str], most: int, side: Truncate) -> list[str]:
         """Return each text with its first `most` tokens at most, or its last ones if the left side is cut.
 

@@ -10,7 +10,8 @@ import pytest
 
 from gateway.api.dialects.cohere.embed import EmbedV1Request, EmbedV2Request
 from gateway.api.server.encoding import EmbeddingType, quantize
-from tests.conftest import CONFIG, Boots, posted
+from gateway.tenants.keyring import key_digest
+from tests.conftest import CONFIG, KEY, Boots, posted
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.tei import FakeTei, vector_of
 
@@ -224,3 +225,16 @@ def test_each_documented_field_is_a_field_of_the_body() -> None:
     # Only the second version has these.
     v1 = {field.name for field in msgspec.structs.fields(EmbedV1Request)}
     assert {"inputs", "priority"} == DOCUMENTED - v1
+
+
+async def test_coheres_clients_check_their_key(boot: Boots) -> None:
+    tenants = f"tenants: {{acme: {{keys: ['{key_digest(KEY)}']}}}}"
+    async with boot({"tei-0": FakeTei()}, CONFIG + tenants) as gateway:
+        valid = await gateway.client.post("/v1/check-api-key")
+        wrong = await gateway.client.post("/v1/check-api-key", headers={"authorization": "Bearer wrong"})
+
+    assert (200, {"valid": True, "organization_id": "acme", "owner_id": None}) == (
+        valid.status_code,
+        valid.json(),
+    )
+    assert (401, {"message"}) == (wrong.status_code, wrong.json().keys())

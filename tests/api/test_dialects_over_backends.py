@@ -123,6 +123,22 @@ async def test_rejects_long_inputs_if_truncation_is_off(boot: Boots, config: str
     assert (422, "Validation") == (reply.status_code, reply.json()["error_type"])
 
 
+@pytest.mark.parametrize("kind", REMOTE)
+async def test_elasticsearch_halves_a_long_input_and_repeats(boot: Boots, config: str, kind: str) -> None:
+    """By its rule: any other words in a 400 end the request. Cognee and pgai look for the first words."""
+    strict = config.replace("m: {upstream: only}", "m: {upstream: only, truncate: error}")
+    halved, text = 0, LONG
+    async with boot({"one": embedder(kind)}, strict) as gateway:
+        while (reply := await gateway.post("/v1/embeddings", {"input": [text]})).status_code != 200:
+            message = reply.json()["error"]["message"]
+            assert 400 == reply.status_code
+            assert "Please reduce your prompt; or completion length." in message
+            assert "This model's maximum context length is 16 tokens" in message
+            halved, text = halved + 1, text[: len(text) // 2]
+
+    assert 1 == halved
+
+
 @pytest.mark.parametrize("kind", ["infinity", "openai"])
 async def test_replies_424_to_options_that_the_backend_cannot_express(
     boot: Boots, config: str, kind: str
@@ -299,4 +315,32 @@ async def test_nims_ranking_has_logits_best_first(boot: Boots, config: str, kind
     rankings = reply.json()["rankings"]
     assert sorted(logits, key=lambda index: -logits[index]) == [ranking["index"] for ranking in rankings]
     assert logits == pytest.approx({ranking["index"]: ranking["logit"] for ranking in rankings}, rel=1e-5)
-    assert reply.json()["usage"]["total_tokens"] > 0
+    usage = reply.json()["usage"]
+    assert usage["prompt_tokens"] == usage["total_tokens"] > 0
+    assert 0 == usage["completion_tokens"]
+
+
+HOSTED_RANKINGS: list[tuple[str, dict[str, Any], str | None]] = [
+    ("/v1/retrieval/nvidia/reranking", {}, "m"),
+    ("/v1/retrieval/m/reranking", {}, "m"),
+    ("/v1/retrieval/nvidia/llama-3_2-rerank/reranking", {"model": "m"}, "m"),
+    ("/v1/retrieval/nvidia/llama-3_2-rerank/reranking", {}, None),
+]
+
+
+@pytest.mark.parametrize("kind", ["infinity"])
+@pytest.mark.parametrize(("path", "named", "model"), HOSTED_RANKINGS)
+async def test_ranks_at_the_paths_of_nvidias_hosted_api(
+    boot: Boots, config: str, kind: str, path: str, named: dict[str, Any], model: str | None
+) -> None:
+    """The body names the model where the path spells it differently, as RAGFlow and Weaviate send it."""
+    body = {"query": {"text": "q"}, "passages": [{"text": text} for text in TEXTS], "top_n": 2} | named
+    async with boot({"one": FakeInfinity(capability="rerank")}, config) as gateway:
+        reply = await gateway.post(path, body)
+        ranked = await gateway.post("/v1/ranking", body | {"model": "m"})
+
+    if model is None:
+        assert (404, "model_not_found") == (reply.status_code, reply.json()["error"]["code"])
+    else:
+        assert ranked.json()["rankings"] == reply.json()["rankings"]
+        assert 2 == len(reply.json()["rankings"])

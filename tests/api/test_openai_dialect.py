@@ -51,11 +51,13 @@ async def test_base64_holds_the_same_bits_as_numbers(boot: Boots) -> None:
 
 async def test_reply_has_every_field_of_openai(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
-        body = (await gateway.post(PATH, {"input": "one two", "model": "org/bge"})).json()
+        reply = await gateway.post(PATH, {"input": "one two", "model": "org/bge"})
 
-    assert {"object", "data", "model", "usage"} == body.keys()
+    body = reply.json()
+    assert {"id", "object", "data", "model", "usage"} == body.keys()
+    assert f"embd-{reply.headers['x-request-id']}" == body["id"]
     assert ("list", "org/bge") == (body["object"], body["model"])
-    assert {"prompt_tokens": 4, "total_tokens": 4} == body["usage"]
+    assert {"prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0} == body["usage"]
     assert {"object": "embedding", "index": 0} == {k: body["data"][0][k] for k in ("object", "index")}
 
 
@@ -122,7 +124,9 @@ async def test_official_client_raises_its_own_errors(boot: Boots) -> None:
 def test_encoded_vectors_decode_bit_for_bit(
     vectors: np.ndarray[Any, np.dtype[np.float32]], encoding_format: EncodingFormat
 ) -> None:
-    body = msgspec.json.decode(encode_embeddings(EmbedReply(vectors, 1), "m", Encoding((encoding_format,))))
+    body = msgspec.json.decode(
+        encode_embeddings(EmbedReply(vectors, 1), "m", Encoding((encoding_format,)), reply_id="x")
+    )
 
     assert vectors.tobytes() == b"".join(vector_in(item).tobytes() for item in body["data"])
 
@@ -136,7 +140,7 @@ async def test_azures_clients_name_the_model_in_the_path(boot: Boots, model: str
         listed = await gateway.client.get("/openai/models?api-version=2024-10-21")
 
     assert model == reply.json()["model"]
-    assert latest.json() == reply.json()
+    assert latest.json()["data"] == reply.json()["data"]
     assert model in [item["id"] for item in listed.json()["data"]]
 
 

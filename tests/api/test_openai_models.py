@@ -35,6 +35,44 @@ async def test_each_model_lists_its_operations(boot: Boots) -> None:
     assert {"rerank", "classify"} | both == operations["cross"]
 
 
+async def test_models_have_the_fields_of_mistrals_and_xinferences_clients(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        items = {item["id"]: item for item in (await gateway.client.get("/v1/models")).json()["data"]}
+
+    assert {"base"} == {item["type"] for item in items.values()}
+    assert {"bge": "embedding", "no-rerank": "embedding", "cross": "rerank"} == {
+        name: items[name]["model_type"] for name in ("bge", "no-rerank", "cross")
+    }
+    assert items["bge"]["max_model_len"] == items["bge"]["max_context_length"]
+    kinds = ("vision", "audio", "classification", "completion_chat")
+    assert [False, False, True, False] == [items["cross"]["capabilities"][kind] for kind in kinds]
+
+
+async def test_a_model_of_unknown_length_leaves_it_out(boot: Boots) -> None:
+    """Mistral's client in JavaScript takes no null there."""
+    async with boot({}) as gateway:
+        items = (await gateway.client.get("/v1/models")).json()["data"]
+
+    assert all("max_context_length" not in item and item["max_model_len"] is None for item in items)
+
+
+async def test_lists_models_without_a_version_in_the_path(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.get("/models", headers={"authorization": "", "api-key": KEY})
+        unknown = await gateway.client.get("/models", headers={"authorization": "", "api-key": "wrong"})
+        listed = await gateway.client.get("/v1/models")
+
+    assert listed.json() == reply.json()
+    assert (401, "invalid_api_key") == (unknown.status_code, unknown.json()["error"]["code"])
+
+
+async def test_xinferences_client_learns_without_a_key_that_it_has_to_send_one(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.get("/v1/cluster/auth", headers={"authorization": ""})
+
+    assert (200, {"auth": True}) == (reply.status_code, reply.json())
+
+
 async def test_the_default_models_are_marked(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         items = (await gateway.client.get("/v1/models")).json()["data"]

@@ -65,7 +65,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/decode": tokenize.DecodeRequest,
     "/detokenize": vllm.DetokenizeRequest,
     "/embed_all": tei.TeiEncodeRequest,
-    "/embed_sparse": tei.TeiEncodeRequest,
+    "/embed_sparse": tei.TeiSparseRequest,
     "/predict": tei.PredictRequest,
     "/": operations.DefaultRequest,
     "/invocations": operations.DefaultRequest,
@@ -91,6 +91,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/models/{name}:countTokens": gemini.CountTokensRequest,
     "/v1beta/models/{name}:countTokens": gemini.CountTokensRequest,
     "/v1/ranking": nim.RankingRequest,
+    "/v1/retrieval/{name}/reranking": nim.RankingRequest,
     "/v1/multimodalembeddings": voyage.MultimodalRequest,
     "/v1beta/models/{name}:batchEmbedContents": gemini.BatchEmbedContentsRequest,
 }
@@ -100,6 +101,7 @@ WITHOUT_BODY = [
     "/admin/undrain",
     "/admin/batches/{batch_id}/cancel",
     "/v1/batches/{batch_id}/cancel",
+    "/v1/check-api-key",
     *(f"/admin/instances/{{name}}/{action}" for action in ("start", "stop", "restart")),
     *(f"/admin/registry/{{name}}/{action}" for action in ("download", "load")),
 ]

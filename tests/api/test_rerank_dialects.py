@@ -1,6 +1,7 @@
 """Cohere's and Jina's rerank: /v1/rerank, /v2/rerank and /rerank with documents."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from backends.contract.vectors import sigmoid
-from gateway.api.dialects.cohere.rerank import NOT_CUT, REFUSED, RerankRequest, decode_documents
+from gateway.api.dialects.cohere.rerank import NOT_CUT, NOT_SPLIT, REFUSED, RerankRequest, decode_documents
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request import Request
 from gateway.api.wire.vllm import VllmOptions
@@ -48,23 +49,133 @@ async def test_a_base_url_may_name_the_model(boot: Boots, path: str) -> None:
     assert ORDER == [result["index"] for result in (await post_json(boot, path, BODY))["results"]]
 
 
-@pytest.mark.parametrize("path", [V1, SHARED])
-async def test_v1_reply_has_the_fields_that_coheres_and_jinas_clients_read(boot: Boots, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "version", "fields"),
+    [
+        (V1, "1", {"index", "relevance_score", "document"}),
+        (SHARED, "1", {"index", "relevance_score", "document"}),
+        (V2, "2", {"index", "relevance_score"}),
+    ],
+)
+async def test_the_reply_has_the_fields_of_every_client_of_its_paths(
+    boot: Boots, path: str, version: str, fields: set[str]
+) -> None:
+    """Cohere's and Jina's clients read `results`, Voyage's `data`, Vercel's all three counts of tokens."""
     reply = await post_json(boot, path, BODY | {"model": "cross"})
 
-    assert {"id", "object", "model", "results", "usage", "meta"} == reply.keys()
+    assert {"id", "object", "model", "results", "data", "usage", "meta"} == reply.keys()
     assert ("list", "cross") == (reply["object"], reply["model"])
     assert reply["usage"]["total_tokens"] == reply["usage"]["prompt_tokens"] > 0
+    assert 0 == reply["usage"]["completion_tokens"]
     assert {"search_units": 1} == reply["meta"]["billed_units"]
-    assert all({"index", "relevance_score", "document"} == result.keys() for result in reply["results"])
+    assert version == reply["meta"]["api_version"]["version"]
+    assert all(fields == result.keys() for result in reply["results"])
+    plain = [{name: result[name] for name in ("index", "relevance_score")} for result in reply["results"]]
+    assert plain == reply["data"]
 
 
-async def test_v2_reply_has_only_the_fields_that_coheres_clients_read(boot: Boots) -> None:
-    reply = await post_json(boot, V2, BODY)
+@pytest.mark.parametrize("path", [V1, V2, SHARED])
+async def test_data_has_the_documents_as_texts_if_they_are_asked_for(boot: Boots, path: str) -> None:
+    reply = await post_json(boot, path, BODY | {"return_documents": True})
 
-    assert {"id", "results", "meta"} == reply.keys()
-    assert "2" == reply["meta"]["api_version"]["version"]
-    assert all({"index", "relevance_score"} == result.keys() for result in reply["results"])
+    assert [TEXTS[index] for index in ORDER] == [result["document"] for result in reply["data"]]
+    assert [{"text": TEXTS[index]} for index in ORDER] == [item["document"] for item in reply["results"]]
+
+
+RANK_PATHS: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys((V1, V2, SHARED), ({"query": "q", "documents": ["a", "b", "c"]}, "relevance_score")),
+    "/infinity/rerank": ({"query": "q", "documents": ["a", "b", "c"], "model": "cross"}, "relevance_score"),
+    "/models/cross/rerank": ({"query": "q", "texts": ["a", "b", "c"]}, "score"),
+    "/score": ({"queries": "q", "documents": ["a", "b", "c"], "model": "cross"}, "score"),
+    "/v1/score/cross": ({"query": {"text": "q"}, "items": [{"text": text} for text in "abc"]}, "score"),
+}
+
+
+@pytest.mark.parametrize("path", RANK_PATHS)
+async def test_whole_scores_are_written_with_a_point_and_no_document_is_left_out(
+    boot: Boots, path: str
+) -> None:
+    """OpenSearch casts each score to a Double; it and Weaviate keep one place for each document."""
+    scores = [1, 0, 0]
+    replies = {
+        "/rerank": [{"index": index, "score": score} for index, score in enumerate(scores)],
+        "/predict": [[{"label": "LABEL_0", "score": score}] for score in scores],
+    }
+
+    async def hook(upstream_path: str, _: dict[str, Any]) -> tuple[int, bytes] | None:
+        found = replies.get(upstream_path)
+        return None if found is None else (200, json.dumps(found).encode())
+
+    body, name = RANK_PATHS[path]
+    reply = await posted(boot({"rerank-0": tei_with_hook(hook, model_type=RERANKER)}), path, body)
+
+    assert 200 == reply.status_code, reply.text
+    assert ["1.0", "0.0", "0.0"] == re.findall(rf'"{name}": ?([^,}}]+)', reply.text)[:3]
+
+
+WRITTEN: list[tuple[dict[str, Any], bool]] = [
+    ({"return_documents": "true", "return_len": "true"}, True),
+    ({"return_documents": "false", "return_len": None, "kwargs": "{}"}, False),
+]
+
+
+@pytest.mark.parametrize(("fields", "returned"), WRITTEN, ids=str)
+async def test_reads_xinferences_options(boot: Boots, fields: Any, returned: bool) -> None:
+    """RAGFlow sends booleans as texts, and Xinference's client repeats fields in `kwargs`."""
+    reply = await posted(boot(fakes()), V1, BODY | fields)
+
+    assert (200, None) == (reply.status_code, reply.headers.get("x-ignored-fields")), reply.text
+    body = reply.json()
+    assert all(returned is ("document" in result) for result in (*body["results"], *body["data"]))
+    assert body["meta"]["tokens"]["input_tokens"] > 0
+
+
+@pytest.mark.parametrize("value", ["yes", 1, ""])
+async def test_an_option_has_the_values_of_a_boolean(boot: Boots, value: Any) -> None:
+    reply = await post_json(boot, V1, BODY | {"return_documents": value}, 400)
+
+    assert "return_documents" in reply["message"]
+
+
+KWARGS: list[tuple[dict[str, Any], str | None]] = [
+    ({"kwargs": '{"user": "ann", "top_n": 2}', "top_n": 2, "user": "ann"}, None),
+    ({"kwargs": '{"top_n": 3}', "top_n": 2}, "`kwargs` has what the body has not"),
+    ({"kwargs": '{"check": null, "odd": 1}'}, "`kwargs` has what the body has not"),
+    ({"kwargs": "[1]"}, "`kwargs` is not an object of JSON in a string"),
+    ({"kwargs": "{"}, "`kwargs` is not an object of JSON in a string"),
+    ({"kwargs": "[" * 4000}, "`kwargs` is not an object of JSON in a string"),
+    ({"kwargs": " " * 5000}, "4096"),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason"), KWARGS, ids=[str(i) for i in range(len(KWARGS))])
+async def test_kwargs_only_repeats_the_body(boot: Boots, fields: Any, reason: str | None) -> None:
+    reply = await posted(boot(fakes()), V1, BODY | fields)
+
+    if reason is None:
+        assert 200 == reply.status_code, reply.text
+    else:
+        assert (400, True) == (reply.status_code, reason in reply.json()["message"]), reply.text
+
+
+@pytest.mark.parametrize("path", [V1, V2, SHARED])
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_chunks_per_doc": 10}, {"overlap_tokens": 80}, {"top_k": 2, "max_chunks_per_doc": 1024}],
+    ids=str,
+)
+async def test_says_that_documents_are_not_split(boot: Boots, path: str, fields: Any) -> None:
+    reply = await post_json(boot, path, BODY | fields)
+
+    assert ORDER[: fields.get("top_k")] == [result["index"] for result in reply["results"]]
+    assert [NOT_SPLIT] == reply["meta"]["warnings"]
+
+
+@pytest.mark.parametrize("value", [None, 0])
+async def test_no_chunks_need_no_warning(boot: Boots, value: int | None) -> None:
+    reply = await post_json(boot, V1, BODY | {"max_chunks_per_doc": value, "overlap_tokens": value})
+
+    assert "warnings" not in reply["meta"]
 
 
 @pytest.mark.parametrize(("documents", "units"), [(1, 1), (100, 1), (101, 2), (250, 3)])
@@ -108,13 +219,12 @@ async def test_returns_documents_as_jina_and_on_request(
     ],
     ids=str,
 )
-async def test_replies_as_voyage_to_a_body_with_top_k(
+async def test_a_body_with_top_k_has_documents_only_on_request(
     boot: Boots, fields: Any, count: int, documents: bool
 ) -> None:
     reply = await post_json(boot, V1, BODY | {"model": "cross"} | fields)
 
-    assert {"object", "data", "model", "usage"} == reply.keys()
-    assert ("list", {"total_tokens"}) == (reply["object"], reply["usage"].keys())
+    assert all(documents is ("document" in result) for result in reply["results"])
     assert ORDER[:count] == [result["index"] for result in reply["data"]]
     texts = [TEXTS[index] if documents else None for index in ORDER[:count]]
     assert texts == [result.get("document") for result in reply["data"]]
@@ -241,7 +351,6 @@ async def test_queries_and_documents_are_cut_apart(
         {"top_n": -1},
         {"top_n": "3"},
         {"rank_fields": ["text"]},
-        {"max_chunks_per_doc": 10},
         {"return_embeddings": True},
         {"max_tokens_per_doc": -1},
         {"max_doc_length": 8193},
@@ -317,6 +426,14 @@ FIELDS_OF = {
         "truncation",
     },
     "voyage": {"model", "query", "documents", "top_k", "return_documents", "truncation"},
+    "siliconflow": {
+        *("model", "query", "documents", "top_n", "return_documents", "max_chunks_per_doc", "overlap_tokens"),
+        "instruction",
+    },
+    "xinference": {
+        *("model", "query", "documents", "top_n", "return_documents", "max_chunks_per_doc", "return_len"),
+        "kwargs",
+    },
 }
 
 

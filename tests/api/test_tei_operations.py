@@ -1,5 +1,6 @@
 """TEI's other operations: sparse and token vectors, labels, token ids, and POST /."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from backends.contract.vectors import sigmoid
+from gateway.api.server.responses import ARROW
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from tests.conftest import Boots, posted
@@ -56,6 +58,44 @@ async def test_sparse_splits_more_texts_than_one_request_holds(boot: Boots, path
     weights = [{term["index"]: term["value"] for term in terms} for terms in reply.json()]
     assert [weights_of(text) for text in TEXTS] == weights
     assert all(sorted(term) == list(term) for term in weights)
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> str:
+    """Return a config whose sparse model has a tokenizer; the last term of four words is beyond it."""
+    file = write_small_files(tmp_path) / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["vocab"] |= {"red": 900, "##dish": 800, ".": 700}
+    file.write_text(json.dumps(tokenizer))
+    return CONFIG.replace('["http://sparse"]', f'["http://sparse"], tokenizer: "{tmp_path}"')
+
+
+async def test_opensearch_reads_tokens_and_their_weights(boot: Boots, words: str) -> None:
+    """Its neural search reads a list of objects, one for each text, from token to number."""
+    texts = ["a", "a b", "a b c d"]
+    async with boot(fakes(), words) as gateway:
+        body = {"inputs": texts, "model": "splade"}
+        reply = await gateway.post("/embed_sparse", body | {"return_tokens": True})
+        terms = (await gateway.post("/embed_sparse", body)).json()
+
+    assert 200 == reply.status_code, reply.text
+    names = {900: "red", 800: "##dish", 700: ".", 600: "[600]"}
+    assert [{names[term["index"]]: term["value"] for term in row} for row in terms] == reply.json()
+    assert tokens_of(texts) == reply.headers["x-compute-tokens"]
+
+
+async def test_tokens_need_the_models_tokenizer_and_json(boot: Boots, words: str) -> None:
+    body = {"inputs": "a", "model": "splade", "return_tokens": True}
+    async with boot(fakes(), CONFIG) as gateway:
+        unknown = await gateway.post("/embed_sparse", body)
+    async with boot(fakes(), words) as gateway:
+        arrow = await gateway.post("/embed_sparse", body, accept=ARROW)
+    async with boot({}, words) as gateway:
+        away = await gateway.post("/embed_sparse", body)
+
+    assert (422, True) == (unknown.status_code, "needs the model's tokenizer" in unknown.json()["error"])
+    assert (422, True) == (arrow.status_code, "`return_tokens`" in arrow.json()["error"])
+    assert (503, "Unhealthy") == (away.status_code, away.json()["error_type"])
 
 
 @pytest.mark.parametrize("path", ["/embed_all", "/models/org/bge/embed_all"])

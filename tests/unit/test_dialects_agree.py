@@ -217,7 +217,9 @@ def test_only_pages_have_a_grid_of_patches() -> None:
     rows = np.ones((5, 2), np.float32)
     grids = (None, PatchGrid(1, 2, 2))
     reply = EncodeReply(10, multivector=(rows, rows), grids=grids)
-    text, page = msgspec.json.decode(encode_embeddings(reply, "m", Encoding(("float",))))["data"]
+    text, page = msgspec.json.decode(encode_embeddings(reply, "m", Encoding(("float",)), reply_id="x"))[
+        "data"
+    ]
 
     assert "patch_grid" not in text
     assert {"first": 1, "rows": 2, "columns": 2} == page["patch_grid"]
@@ -227,8 +229,8 @@ def test_only_pages_have_a_grid_of_patches() -> None:
 @given(VECTORS)
 def test_vectors_decode_the_same_from_every_dialect(vectors: np.ndarray) -> None:
     reply = EmbedReply(vectors, 7)
-    numbers = msgspec.json.decode(encode_embeddings(reply, "m", Encoding(("float",))))
-    packed = msgspec.json.decode(encode_embeddings(reply, "m", Encoding(("base64",))))
+    numbers = msgspec.json.decode(encode_embeddings(reply, "m", Encoding(("float",)), reply_id="x"))
+    packed = msgspec.json.decode(encode_embeddings(reply, "m", Encoding(("base64",)), reply_id="x"))
     kinds = msgspec.json.decode(json_bytes(cohere.encode_by_type(reply, ["float", "base64"])))
     ids = [None] * len(vectors)
     items = msgspec.json.decode(json_bytes(sie.encode_items(reply, ids, "float32")))

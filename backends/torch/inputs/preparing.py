@@ -27,7 +27,7 @@ from backends.contract import (
     Work,
     WorkInput,
 )
-from backends.contract.errors import InvalidWork, ModelUnavailable, UnsupportedWork, input_too_long
+from backends.contract.errors import SHORTEN, InvalidWork, ModelUnavailable, UnsupportedWork, input_too_long
 from backends.contract.refusals import check_no_instruction, check_plain_texts
 from backends.contract.texts import CHARACTERS_PER_TOKEN, clip_text
 from backends.recipe.recipe import QueryExpansion, QueryForm, Recipe, takes_late_chunking
@@ -82,7 +82,7 @@ def _check_size(size: int, most: int, unit: str, tokenizer: TextTokenizer) -> No
     if size > most:
         raise InvalidWork(
             f"This model's maximum context length is {tokenizer.max_tokens} tokens; with `late_chunking` all "
-            f"inputs are one text, which has {size} {unit}. Please reduce the length of the input prompt"
+            f"inputs are one text, which has {size} {unit}. {SHORTEN}"
         )
 
 

@@ -11,10 +11,11 @@ from gateway.api.dialects.sie import dialect as sie
 from gateway.api.dialects.tei import dialect as tei
 from gateway.api.dialects.vllm import dialect as vllm
 from gateway.api.dialects.voyage import dialect as voyage
+from gateway.api.dialects.xinference import dialect as xinference
 
 # In the order of the OpenAPI document: what most callers need comes first.
 DIALECTS = (
-    *(module.DIALECT for module in (openai, tei, cohere, nim, voyage, vllm, infinity)),
+    *(module.DIALECT for module in (openai, tei, cohere, nim, voyage, xinference, vllm, infinity)),
     openai.AZURE,
     *(module.DIALECT for module in (gemini, ollama, batches, sie)),
 )

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -34,6 +34,10 @@ from gateway.serve import Caller, Gateway, Served
 from gateway.tenants.end_users import EndUserReader
 from gateway.tenants.keyring import Tenant
 from gateway.upstreams.fair_threads import FairThreads
+
+if TYPE_CHECKING:
+    # The tokenizers package is loaded only where tokens are read.
+    from backends.tokens.tokenizer import TextCounter
 
 # Refused without any work on the content.
 UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
@@ -206,6 +210,13 @@ class InferenceApi:
         """
         tenant = self.authenticator.authenticate(context)
         return await self.gateway.decode_ids(tenant, model, operation, ids)
+
+    async def open_vocabulary(
+        self, context: RequestContext, model: str | None, operation: Operation
+    ) -> "TextCounter | None":
+        """Return the tokens of a model, None if they are not known. Raises: as `Gateway.open_vocabulary`."""
+        tenant = self.authenticator.authenticate(context)
+        return await self.gateway.open_vocabulary(tenant, model, operation)
 
     def capabilities_of(self, model: str | None, operation: Operation) -> Capabilities | None:
         """Return the capabilities of a model, or of the operation's default; None until a replica has joined.

@@ -10,7 +10,7 @@ import msgspec
 
 from backends.contract import Capabilities, Operation, Truncate
 from backends.contract.texts import TOKEN_ID_LIMIT
-from gateway.api.server.body import Integer
+from gateway.api.server.body import INTEGER_MAX, Integer
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.conversations import Messages, conversations_of
@@ -21,6 +21,10 @@ Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 # Of Cohere and NIM: the end that is cut; NONE refuses what is too long.
 TruncateSide = Literal["NONE", "START", "END"]
 SIDE_OF: dict[TruncateSide, Truncate] = {"START": Truncate.LEFT, "END": Truncate.RIGHT}
+# 0 means all documents for vLLM's clients. Cohere's and Jina's never send it.
+TopN = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
+# RAGFlow sends Xinference's options as texts.
+Flag: TypeAlias = bool | Literal["true", "false"]
 # Ids and texts share one list type, because a union of two list types cannot be decoded in one pass.
 Inputs: TypeAlias = str | list[str | Integer | list[Integer]]
 # Each token gets a vector. 65,536 are 32 texts, TEI's largest request, for a model of 2,048 tokens. How many
@@ -39,6 +43,11 @@ class InputField(msgspec.Struct, frozen=True):
     name: str
     model: str | None
     operation: Operation
+
+
+def is_on(flag: Flag | None) -> bool:
+    """Return whether an option is on."""
+    return flag in (True, "true")
 
 
 async def read_texts(

@@ -11,10 +11,19 @@ from gateway.errors import InvalidInput
 
 
 class RerankUsage(msgspec.Struct):
-    """Tokens after truncation, with special tokens. The query counts with each document."""
+    """Tokens after truncation, with special tokens. The query counts with each document.
+
+    completion_tokens: 0, which clients of chat APIs require.
+    """
 
     prompt_tokens: int
     total_tokens: int
+    completion_tokens: int = 0
+
+
+def usage_of_ranks(reply: RerankReply) -> dict[str, int]:
+    """Return the usage of a reply with scores."""
+    return {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens, "completion_tokens": 0}
 
 
 def best_first(reply: RerankReply) -> list[int]:

@@ -68,13 +68,26 @@ class EmbedRequest(msgspec.Struct):
 
 
 class TeiEncodeRequest(msgspec.Struct):
-    """Body of /embed_sparse and /embed_all. Fields that are not `| None` reject null, as TEI's do."""
+    """Body of /embed_all, and the fields of /embed_sparse that TEI has.
+
+    Fields that are not `| None` reject null, as TEI's do.
+    """
 
     inputs: Inputs
     truncate: bool | None = None
     truncation_direction: Direction = "right"
     prompt_name: str | None = None
     model: ModelName | None = None
+
+
+class TeiSparseRequest(TeiEncodeRequest, kw_only=True):
+    """Body of /embed_sparse.
+
+    return_tokens: each input is an object from token to weight, as OpenSearch reads it. TEI has no such
+    field.
+    """
+
+    return_tokens: bool = False
 
 
 class TeiWeight(msgspec.Struct):

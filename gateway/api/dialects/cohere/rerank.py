@@ -1,8 +1,9 @@
 """Cohere's, Jina's, Voyage's and vLLM's rerank, which share their paths; TEI's is also at /rerank.
 
-Source: cohere-python 7.0.9, Jina's OpenAPI document 2026.04.02, Voyage's API reference and voyageai 0.5.0.
-Clients of all but Cohere's v2 call /v1/rerank, so its reply has the fields of Cohere and Jina. A body with
-`top_k` is Voyage's, and so is its reply.
+Source: cohere-python 7.0.9, Jina's OpenAPI document 2026.04.02, Voyage's API reference and voyageai 0.5.0;
+Xinference 4.1's client, SiliconFlow's reference.
+Clients of all but Cohere's v2 call /v1/rerank, so its reply has the fields of each: Cohere's and Jina's
+`results`, and Voyage's `data`.
 """
 
 from collections.abc import Sequence
@@ -13,14 +14,15 @@ from msgspec import UNSET, UnsetType
 
 from backends.contract import Rerank, RerankReply
 from gateway.api.dialects.cohere.errors import COHERE, RERANK
-from gateway.api.server.body import INTEGER_MAX, Integer, ModelName
+from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import TEI
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.conversations import ContentPart, is_media, text_of_parts
+from gateway.api.wire.inputs import Flag, TopN, is_on
 from gateway.api.wire.media import part_of, score_parts
-from gateway.api.wire.replies import RerankUsage, rank_documents
+from gateway.api.wire.replies import RerankUsage, rank_documents, usage_of_ranks
 from gateway.api.wire.tei import (
     Direction,
     TeiRank,
@@ -35,20 +37,23 @@ from gateway.errors import EmptyInput, InvalidInput
 from gateway.media.sources import PictureSource, SourcePart
 from gateway.serve import Served
 
-# 0 means all documents for vLLM's clients. Cohere's and Jina's never send it.
-TopN = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 # Source: Jina's OpenAPI document.
 DocumentLength = Annotated[int, msgspec.Meta(ge=1, le=8192)]
+# JSON within JSON, which the bounds on a body's values do not see.
+RepeatedFields = Annotated[str, msgspec.Meta(max_length=4096)]
 # Source: Cohere's pricing: one search unit is a query with up to 100 documents.
 DOCUMENTS_PER_SEARCH_UNIT = 100
 NOT_CUT = (
     "documents were not cut to the requested number of tokens: the model's tokenizer is not known to the "
     "gateway; they are cut at the model's own length only"
 )
+NOT_SPLIT = (
+    "documents were not split: `max_chunks_per_doc` and `overlap_tokens` have no effect, and each document "
+    "is scored as one text"
+)
 # Why each of these is refused.
 REFUSED = {
     "rank_fields": "join the fields to one text before",
-    "max_chunks_per_doc": "a document is not split; cut texts before",
     "return_embeddings": "embed the documents with another request",
 }
 
@@ -72,22 +77,27 @@ class RerankOptions(VllmOptions, kw_only=True):
 
     top_k: Voyage's top_n. max_tokens_per_doc (Cohere, vLLM), max_doc_length (Jina): the most tokens of each
     document. max_tokens_per_query (vLLM): those of the query. truncation: Voyage's switch. priority: Cohere's
-    one, of which 0, the highest and default, is interactive, and any other value bulk. The fields of
-    `REFUSED` are refused.
+    one, of which 0, the highest and default, is interactive, and any other value bulk. max_chunks_per_doc
+    (Cohere, Xinference) and overlap_tokens (SiliconFlow): documents are not split, as the reply's
+    `meta.warnings` says. return_len (Xinference): the tokens, which every reply has. kwargs (Xinference):
+    fields of the body once more, as JSON. The fields of `REFUSED` are refused.
     """
 
     query: str | Document
     model: ModelName | None = None
     top_n: TopN | None = None
     top_k: TopN | UnsetType | None = UNSET
-    return_documents: bool | None = None
+    return_documents: Flag | None = None
+    return_len: Flag | None = None
     max_tokens_per_doc: TextTokens | None = None
     max_doc_length: DocumentLength | None = None
     max_tokens_per_query: TextTokens | None = None
     truncation: bool | None = None
     rank_fields: list[str] | None = None
     max_chunks_per_doc: Integer | None = None
+    overlap_tokens: Integer | None = None
     return_embeddings: bool | None = None
+    kwargs: RepeatedFields | None = None
 
 
 class RerankRequest(RerankOptions, kw_only=True):
@@ -129,6 +139,14 @@ class RankedDocument(msgspec.Struct, omit_defaults=True):
     document: ShownDocument | None = None
 
 
+class VoyageResult(msgspec.Struct, omit_defaults=True):
+    """The same in Voyage's form. document: its text, or an image as in `results`; only if it is asked for."""
+
+    index: int
+    relevance_score: float
+    document: str | ShownDocument | None = None
+
+
 class RerankMeta(msgspec.Struct, omit_defaults=True):
     """Cohere's metadata: api_version {version}, billed_units {search_units}, tokens {input_tokens}."""
 
@@ -139,44 +157,14 @@ class RerankMeta(msgspec.Struct, omit_defaults=True):
 
 
 class RerankResponse(msgspec.Struct):
-    """Results, best first. Equal scores are in the request's order."""
+    """Results, best first. Equal scores are in the request's order. data: the same for Voyage's clients."""
 
     id: str
     model: str
     results: list[RankedDocument]
+    data: list[VoyageResult]
     usage: RerankUsage
     meta: RerankMeta
-    object: str = "list"
-
-
-class RerankV2Response(msgspec.Struct):
-    """Results, best first. Equal scores are in the request's order."""
-
-    id: str
-    results: list[RankedDocument]
-    meta: RerankMeta
-
-
-class VoyageResult(msgspec.Struct, omit_defaults=True):
-    """Score of one document. index: its place in the request. document: only with `return_documents`."""
-
-    index: int
-    relevance_score: float
-    document: str | None = None
-
-
-class VoyageUsage(msgspec.Struct):
-    """Tokens after truncation, with special tokens. The query counts with each document."""
-
-    total_tokens: int
-
-
-class VoyageRerankResponse(msgspec.Struct):
-    """Voyage's results, to a request with `top_k`."""
-
-    data: list[VoyageResult]
-    model: str
-    usage: VoyageUsage
     object: str = "list"
 
 
@@ -204,8 +192,8 @@ async def _decode_images(request: Request[Any], items: Sequence[str | Document])
     """Decode a body whose query or documents have images. Raises: as `decode_documents`."""
     data: RerankOptions = request.body
     _check_refused(data)
-    for field in ("max_tokens_per_doc", "max_doc_length", "max_tokens_per_query", "top_k"):
-        if getattr(data, field) not in (None, 0, UNSET):
+    for field in ("max_tokens_per_doc", "max_doc_length", "max_tokens_per_query"):
+        if getattr(data, field) not in (None, 0):
             raise InvalidInput(f"`{field}` is for texts: leave it out of a request with images", param=field)
     request.api.check_count(len(items), "documents")
     query = parts_of_side(data.query, "query")
@@ -251,7 +239,19 @@ def _check_refused(data: RerankOptions) -> None:
     for field, way_out in REFUSED.items():
         if getattr(data, field):
             raise InvalidInput(f"`{field}` is not supported: {way_out}", param=field)
+    _check_kwargs(data)
     data.check(own={"priority"})
+
+
+def _check_kwargs(data: RerankOptions) -> None:
+    """Check that Xinference's `kwargs` only repeats fields of the body. Raises: InvalidInput."""
+    try:
+        repeated = msgspec.json.decode(data.kwargs or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidInput("`kwargs` is not an object of JSON in a string", param="kwargs") from None
+    body = msgspec.to_builtins(data) if repeated else {}
+    if any(body.get(field) != value for field, value in repeated.items()):
+        raise InvalidInput("`kwargs` has what the body has not: send its fields in the body", param="kwargs")
 
 
 def _call_of(data: RerankOptions, work: Rerank | ScoreParts, model: str | None) -> Call:
@@ -308,21 +308,21 @@ def with_documents(results: list[dict[str, Any]], documents: Sequence[Any]) -> l
     return [result | {"document": documents[result["index"]]} for result in results]
 
 
-def meta_of(served: Served, documents: int, version: str) -> dict[str, Any]:
+def meta_of(served: Served, data: RerankOptions, documents: int, version: str) -> dict[str, Any]:
     """Return Cohere's metadata of a reply. documents: their number."""
     meta: dict[str, Any] = {
         "api_version": {"version": version},
         "billed_units": {"search_units": -(-documents // DOCUMENTS_PER_SEARCH_UNIT)},
         "tokens": {"input_tokens": served.reply.tokens},
     }
-    if not served.is_cut:
-        meta["warnings"] = [NOT_CUT]
+    asks_to_split = bool(data.max_chunks_per_doc or data.overlap_tokens)
+    if warnings := [NOT_CUT] * (not served.is_cut) + [NOT_SPLIT] * asks_to_split:
+        meta["warnings"] = warnings
     return meta
 
 
 # Litestar's annotation of a response does not accept unions.
-EITHER_RESPONSE: Any = RerankResponse | VoyageRerankResponse
-ANY_RESPONSE: Any = list[TeiRank] | RerankResponse | VoyageRerankResponse
+ANY_RESPONSE: Any = list[TeiRank] | RerankResponse
 
 
 def _shown(call: Call, documents: Documents) -> list[Any]:
@@ -332,28 +332,34 @@ def _shown(call: Call, documents: Documents) -> list[Any]:
     return [_shown_document(item) for item in items_of(documents)]
 
 
-async def _serve_v1(request: Request[Any], documents: Documents) -> HttpReply:
-    """Serve a body and reply as Voyage, or with the fields of both Cohere and Jina."""
+def _shows_documents(data: RerankOptions, call: Call, version: str) -> bool:
+    """Return whether the results have their documents: Jina's do unless the caller asks for none.
+
+    Images are large: without a word from the caller they are not sent back.
+    """
+    if data.return_documents is not None:
+        return is_on(data.return_documents)
+    return version == "1" and not is_voyages(data) and isinstance(call.work, Rerank)
+
+
+async def _serve(request: Request[Any], documents: Documents, version: str) -> HttpReply:
+    """Serve a body and reply with the fields that Cohere's, Jina's and Voyage's clients read.
+
+    version: of Cohere's API.
+    """
     data: RerankOptions = request.body
     call, count = await decode_documents(request, documents), count_of(data)
     served, reply = await request.serve(call, RerankReply)
     shown, results = _shown(call, documents), rank_documents(reply, count)
-    if is_voyages(data):
-        texts = [document["text"] for document in shown]
-        results = with_documents(results, texts) if data.return_documents else results
-        usage = {"total_tokens": reply.tokens}
-        body = {"object": "list", "data": results, "model": served.route.model, "usage": usage}
-        return request.reply(served, body)
-    # Images are large: without a word from the caller they are not sent back.
-    if data.return_documents or (data.return_documents is None and isinstance(call.work, Rerank)):
-        results = with_documents(results, shown)
+    texts = [document.get("text", document) for document in shown]
     body = {
         "id": data.request_id or request.context.request_id,
         "object": "list",
         "model": served.route.model,
-        "results": results,
-        "usage": {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens},
-        "meta": meta_of(served, len(shown), "1"),
+        "results": with_documents(results, shown) if _shows_documents(data, call, version) else results,
+        "data": with_documents(results, texts) if is_on(data.return_documents) else results,
+        "usage": usage_of_ranks(reply),
+        "meta": meta_of(served, data, len(shown), version),
     }
     return request.reply(served, body)
 
@@ -361,41 +367,32 @@ async def _serve_v1(request: Request[Any], documents: Documents) -> HttpReply:
 @inference(
     "/v1/rerank",
     errors=RERANK,
-    reply=EITHER_RESPONSE,
-    description="Documents, best first; to `top_k` in Voyage's form",
+    reply=RerankResponse,
+    description="Documents, best first",
     tags=["Cohere and Jina"],
 )
 async def rerank_v1(request: Request[RerankRequest]) -> HttpReply:
     """Rank documents by their relevance to a query.
 
-    Returns the best `top_n` documents, best first, with the fields that Cohere's and Jina's clients read. The
-    reply to a body with `top_k` is Voyage's.
+    Returns the best `top_n` documents, best first, with the fields that Cohere's, Jina's and Voyage's clients
+    read.
     """
-    return await _serve_v1(request, request.body.documents)
+    return await _serve(request, request.body.documents, "1")
 
 
 @inference(
     "/v2/rerank",
     errors=COHERE,
-    reply=RerankV2Response,
+    reply=RerankResponse,
     description="Documents, best first",
     tags=["Cohere and Jina"],
 )
 async def rerank_v2(request: Request[RerankRequest]) -> HttpReply:
     """Rank documents by relevance to a query, using Cohere's v2 API.
 
-    Returns the best `top_n` documents by index, best first.
+    Returns the best `top_n` documents, best first, and the documents themselves only if they are asked for.
     """
-    data, documents = request.body, request.body.documents
-    call = await decode_documents(request, documents)
-    served, reply = await request.serve(call, RerankReply)
-    shown, results = _shown(call, documents), rank_documents(reply, count_of(data))
-    if data.return_documents:
-        results = with_documents(results, shown)
-    meta = meta_of(served, len(shown), "2")
-    return request.reply(
-        served, {"id": data.request_id or request.context.request_id, "results": results, "meta": meta}
-    )
+    return await _serve(request, request.body.documents, "2")
 
 
 @inference(
@@ -417,7 +414,7 @@ async def rerank(request: Request[EitherRerankRequest]) -> HttpReply:
                 "`raw_scores` belongs to `texts`: with `documents` send `use_activation: false`",
                 param="raw_scores",
             )
-        return await _serve_v1(request, data.documents)
+        return await _serve(request, data.documents, "1")
     assert not isinstance(data.texts, UnsetType)
     if not isinstance(data.query, str):
         raise InvalidInput("`query` is a text where `texts` are sent", param="query")

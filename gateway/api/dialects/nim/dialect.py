@@ -1,6 +1,8 @@
-"""NVIDIA NIM: the ranking of passages. Its embeddings are at /v1/embeddings.
+"""NVIDIA NIM: the ranking of passages, at its own paths and at those of NVIDIA's hosted API.
 
-Source: NeMo Retriever reranking NIM 1.8, API reference; langchain-nvidia-ai-endpoints 1.4, NVIDIARerank.
+Its embeddings are at /v1/embeddings.
+Source: NeMo Retriever reranking NIM 1.8, API reference; langchain-nvidia-ai-endpoints 1.5, NVIDIARerank;
+litellm 1.110, which calls the hosted paths.
 """
 
 from typing import Any, Literal
@@ -15,10 +17,13 @@ from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.inputs import SIDE_OF, TruncateSide
-from gateway.api.wire.replies import RerankUsage, best_first
+from gateway.api.wire.inputs import SIDE_OF, TopN, TruncateSide
+from gateway.api.wire.replies import RerankUsage, best_first, usage_of_ranks
 from gateway.calls import Call
 from gateway.errors import EmptyInput
+
+# In the hosted path of no model, which has the publisher instead of one.
+PUBLISHER = "nvidia"
 
 
 class RankedText(msgspec.Struct):
@@ -28,12 +33,16 @@ class RankedText(msgspec.Struct):
 
 
 class RankingRequest(msgspec.Struct):
-    """Body of /v1/ranking. truncate: `END` and `START` cut there, `NONE` refuses what is too long."""
+    """Body of /v1/ranking. truncate: `END` and `START` cut there, `NONE` refuses what is too long.
+
+    top_n: number of rankings, as RAGFlow and LiteLLM send it; without one, all.
+    """
 
     query: RankedText
     passages: list[RankedText]
     model: ModelName | None = None
     truncate: TruncateSide | None = None
+    top_n: TopN | None = None
 
 
 class Ranking(msgspec.Struct):
@@ -75,11 +84,34 @@ async def ranking(request: Request[RankingRequest]) -> HttpReply:
 
     Returns all passages with their logits, best first.
     """
+    return await _serve(request)
+
+
+@inference(
+    "/v1/retrieval/{name:str}/reranking",
+    errors=OPENAI,
+    reply=RankingResponse,
+    description="Passages, best first",
+    tags=["Cohere and Jina"],
+    below_models=False,
+)
+async def hosted_ranking(request: Request[RankingRequest]) -> HttpReply:
+    """Rank passages at the paths of NVIDIA's hosted API.
+
+    The same as `/v1/ranking`. `model` in the body takes precedence over the path, which spells it differently
+    at NVIDIA. The path `/v1/retrieval/nvidia/reranking` names no model.
+    """
+    in_path = None if request.name == PUBLISHER else request.name
+    return await _serve(msgspec.structs.replace(request, name=request.body.model or in_path))
+
+
+async def _serve(request: Request[RankingRequest]) -> HttpReply:
     served, reply = await request.serve(decode_ranking(request), RerankReply)
+    order = best_first(reply)[: request.body.top_n or None]
     body = {
         "object": "list",
-        "rankings": [{"index": index, "logit": reply.scores[index]} for index in best_first(reply)],
-        "usage": {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens},
+        "rankings": [{"index": index, "logit": reply.scores[index]} for index in order],
+        "usage": usage_of_ranks(reply),
     }
     return request.reply(served, body)
 
@@ -94,7 +126,8 @@ EXAMPLES: dict[type[msgspec.Struct], Any] = {
 MEANINGS = {
     "RankingRequest.passages": "Texts to rank.",
     "RankingRequest.query": "Text that they are compared with.",
+    "RankingRequest.top_n": "Number of rankings to return. Without it, all.",
     "RankingRequest.truncate": SIDE,
     "RankedText.text": "The text.",
 }
-DIALECT = Dialect(handlers=[ranking], examples=EXAMPLES, meanings=MEANINGS)
+DIALECT = Dialect(handlers=[ranking, hosted_ranking], examples=EXAMPLES, meanings=MEANINGS)

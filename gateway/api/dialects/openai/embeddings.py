@@ -25,7 +25,7 @@ from gateway.api.wire.arrow_http import arrow_body, arrow_stream, facts_of, want
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
 from gateway.api.wire.media import VectorOptions, embed_parts, have_media, parts_of_messages
 from gateway.api.wire.replies import with_dimensions
-from gateway.api.wire.vllm import check_metadata, reply_packed
+from gateway.api.wire.vllm import check_metadata, reply_head, reply_packed
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.media.sources import PictureSource, SoundSource, SourcePart
@@ -109,17 +109,23 @@ class CachedTokens(msgspec.Struct):
 class OpenAIEmbeddingsUsage(msgspec.Struct):
     """Tokens after truncation, with special tokens and the prompt.
 
-    prompt_tokens_details: only if the model has a cache.
+    completion_tokens: 0, which clients of chat APIs require. prompt_tokens_details: only if the model has a
+    cache.
     """
 
     prompt_tokens: int
     total_tokens: int
+    completion_tokens: int = 0
     prompt_tokens_details: CachedTokens | msgspec.UnsetType = msgspec.UNSET
 
 
 class OpenAIEmbeddingsResponse(msgspec.Struct):
-    """Vectors of length 1, in the order of the inputs. With `return_multivector` as /v1/multi-vector."""
+    """Vectors of length 1, in the order of the inputs. With `return_multivector` as /v1/multi-vector.
 
+    id: of the request, which Mistral's clients require.
+    """
+
+    id: str
     data: list[OpenAIEmbeddingItem]
     model: str
     usage: OpenAIEmbeddingsUsage
@@ -129,6 +135,7 @@ class OpenAIEmbeddingsResponse(msgspec.Struct):
 class MultiVectorResponse(msgspec.Struct):
     """One vector for each token of an input, in the order of the inputs."""
 
+    id: str
     data: list[MultiVectorItem]
     model: str
     usage: OpenAIEmbeddingsUsage
@@ -380,7 +387,9 @@ async def _serve(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
     if dimensions and isinstance(reply, EncodeReply):
         reply = with_dimensions(reply, dimensions)
     cached_tokens = None if served.cache is None else served.cache.tokens
-    return request.reply_bytes(served, encode_embeddings(reply, served.route.model, encoding, cached_tokens))
+    reply_id: str = reply_head("embd", context, data.request_id)["id"]
+    encoded = encode_embeddings(reply, served.route.model, encoding, cached_tokens, reply_id=reply_id)
+    return request.reply_bytes(served, encoded)
 
 
 def _check_arrow(data: OpenAIEmbeddingsRequest, encoding: Encoding) -> None:
@@ -394,14 +403,23 @@ def _check_arrow(data: OpenAIEmbeddingsRequest, encoding: Encoding) -> None:
 
 
 def encode_embeddings(
-    reply: EmbedReply | EncodeReply, model: str, encoding: Encoding, cached_tokens: int | None = None
+    reply: EmbedReply | EncodeReply,
+    model: str,
+    encoding: Encoding,
+    cached_tokens: int | None = None,
+    *,
+    reply_id: str,
 ) -> bytes:
     """Encode the reply. model: the name that the caller used. cached_tokens: None without a cache."""
     items = _vectors(reply, encoding) if isinstance(reply, EmbedReply) else _multi_vectors(reply, encoding)
-    usage: dict[str, Any] = {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens}
+    usage: dict[str, Any] = {
+        "prompt_tokens": reply.tokens,
+        "total_tokens": reply.tokens,
+        "completion_tokens": 0,
+    }
     if cached_tokens is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
-    return json_bytes({"object": "list", "data": items, "model": model, "usage": usage})
+    return json_bytes({"id": reply_id, "object": "list", "data": items, "model": model, "usage": usage})
 
 
 def _vectors(reply: EmbedReply, encoding: Encoding) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
-"""OpenAI and SIE: GET /v1/models and /v1/models/{id}, for the models that a key may use.
+"""GET /v1/models and /v1/models/{id}: the models that a key may use, as clients of several APIs read them.
 
-Both list models at one path: OpenAI's clients read `data`, SIE's read `models`.
-Source: OpenAI OpenAPI document 2.3.0; sie-sdk 0.10.1, `ModelInfo`.
+OpenAI's, Mistral's and Xinference's clients read `data`, SIE's read `models`.
+Source: OpenAI OpenAPI document 2.3.0; sie-sdk 0.10.1, `ModelInfo`; mistralai 3.7, `BaseModelCard`;
+xinference-client 4.1, `RESTfulClient.get_model`.
 """
 
 from typing import Literal
@@ -14,7 +15,7 @@ from litestar.params import FromPath
 from backends.contract import Capabilities, ModelState, Operation, Output
 from gateway.api.server.error_bodies import OPENAI, document_errors
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.server.paths import model_name
+from gateway.api.server.paths import model_name, route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.errors import ModelNotFound
 from gateway.upstreams.member import UpstreamState
@@ -25,6 +26,18 @@ FAILURES = document_errors(OPENAI)
 SieState = Literal["available", "loading", "loaded", "failed"]
 
 
+class MistralCapabilities(msgspec.Struct):
+    """Abilities of a model in Mistral's terms. The gateway has no chat and no fine-tuning."""
+
+    vision: bool
+    audio: bool
+    classification: bool
+    completion_chat: bool = False
+    completion_fim: bool = False
+    function_calling: bool = False
+    fine_tuning: bool = False
+
+
 class OpenAIModelItem(msgspec.Struct):
     """One model, with fields beyond OpenAI's.
 
@@ -33,12 +46,14 @@ class OpenAIModelItem(msgspec.Struct):
     a model that is not in memory is loaded by the first request. last_error: why it could not be loaded.
     default_for: keys of `defaults` in router.yaml that select it. max_model_len: the most tokens of an input,
     as in vLLM; null if it is unknown. price_per_million_tokens: in `currency`; both are absent where tokens
-    cost nothing.
+    cost nothing. type, capabilities and max_context_length are Mistral's; the length is absent if it is
+    unknown. model_type is Xinference's, which has none for a model that only classifies.
     """
 
     id: str
     created: int
     owned_by: str
+    capabilities: MistralCapabilities
     operations: list[str]
     state: UpstreamState
     fingerprint: str | None
@@ -48,6 +63,9 @@ class OpenAIModelItem(msgspec.Struct):
     max_model_len: int | None = None
     price_per_million_tokens: float | msgspec.UnsetType = msgspec.UNSET
     currency: str | msgspec.UnsetType = msgspec.UNSET
+    max_context_length: int | msgspec.UnsetType = msgspec.UNSET
+    model_type: Literal["embedding", "rerank"] | msgspec.UnsetType = msgspec.UNSET
+    type: str = "base"
     object: str = "model"
 
 
@@ -85,30 +103,46 @@ SIE_STATES: dict[UpstreamState, SieState] = {
 }
 # SIE's names of inputs besides text.
 SIE_INPUTS = {Operation.EMBED_IMAGE: "image", Operation.EMBED_AUDIO: "audio"}
+# The first that a model has: an embedding model may also rank.
+XINFERENCE_TYPES: dict[Operation, Literal["embedding", "rerank"]] = {
+    Operation.EMBED: "embedding",
+    Operation.ENCODE: "embedding",
+    Operation.RERANK: "rerank",
+}
 # OpenAI's clients require a creation time, and the models of a config have none.
 CREATED = 1_700_000_000
 
 
 def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
     routes = api.gateway.routes
-    operations = [operation.value for operation in routes.operations(name)]
+    operations = routes.operations(name)
     upstream = api.gateway.view_of(name)
     residence, capabilities = upstream.residence, upstream.capabilities
     config = api.gateway.serving.config
     price = config.models[name].price_per_million_tokens
+    length = capabilities.max_input_tokens if capabilities else None
     return OpenAIModelItem(
         name,
         CREATED,
         upstream.name,
-        operations,
+        MistralCapabilities(
+            vision=Operation.EMBED_IMAGE in operations,
+            audio=Operation.EMBED_AUDIO in operations,
+            classification=Operation.CLASSIFY in operations,
+        ),
+        [operation.value for operation in operations],
         upstream.state,
         upstream.fingerprint,
         None if residence is None else residence.state,
         None if residence is None else residence.error,
         routes.defaults_of(name),
-        capabilities.max_input_tokens if capabilities else None,
+        length,
         price or msgspec.UNSET,
         (price and config.currency) or msgspec.UNSET,
+        length or msgspec.UNSET,
+        next(
+            (kind for operation, kind in XINFERENCE_TYPES.items() if operation in operations), msgspec.UNSET
+        ),
     )
 
 
@@ -139,7 +173,12 @@ def _outputs(capabilities: Capabilities | None, operations: list[Operation]) -> 
     return outputs or [*["score"] * (Operation.RERANK in operations)]
 
 
-@get(["/v1/models", "/openai/v1/models", "/openai/models"], responses=FAILURES, tags=["OpenAI"])
+@get(
+    ["/v1/models", "/models", "/openai/v1/models", "/openai/models"],
+    responses=FAILURES,
+    tags=["OpenAI"],
+    opt=route_options(errors=OPENAI),
+)
 async def list_models(
     context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi]
 ) -> OpenAIModelList:

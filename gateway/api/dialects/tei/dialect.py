@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from backends.contract import EncodeReply, Operation
 from gateway.api.dialects.tei import info, operations, tokens
 from gateway.api.dialects.tei.operations import (
     EMBED,
@@ -26,17 +27,22 @@ from gateway.api.server.dialect import Dialect
 from gateway.api.server.endpoints import BodyForms
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.arrow_http import arrow_body
+from gateway.api.wire.arrow_http import arrow_body, wants_arrow
 from gateway.api.wire.tei import (
     EmbedRequest,
     PredictRequest,
     SimilarityRequest,
     TeiEncodeRequest,
     TeiPrediction,
+    TeiSparseRequest,
     TeiWeight,
+    compute_headers,
+    decode_sparse,
 )
 from gateway.api.wire.tokens import DecodeRequest, TokenizeRequest
+from gateway.errors import InvalidInput
 
+SPARSE_RESPONSE: Any = list[list[TeiWeight]] | list[dict[str, float]]
 PREDICTIONS: Any = list[TeiPrediction] | list[list[TeiPrediction]]
 
 
@@ -66,17 +72,40 @@ async def similarity(request: Request[SimilarityRequest]) -> HttpReply:
 
 @endpoint(
     "/embed_sparse",
-    reply=list[list[TeiWeight]],
+    reply=SPARSE_RESPONSE,
     description="The terms of each input",
-    forms=BodyForms(arrow=arrow_body(TeiEncodeRequest, "inputs")),
+    forms=BodyForms(arrow=arrow_body(TeiSparseRequest, "inputs")),
 )
-async def embed_sparse(request: Request[TeiEncodeRequest]) -> HttpReply:
+async def embed_sparse(request: Request[TeiSparseRequest]) -> HttpReply:
     """Turn texts into sparse vectors.
 
     Returns the weighted terms of each input, in the order of the inputs. Takes and returns Arrow as `/embed`
-    does.
+    does. With `return_tokens` each input is an object from token to weight.
     """
+    if request.body.return_tokens:
+        return await _serve_tokens(request)
     return await answer(request, EMBED_SPARSE, request.model)
+
+
+async def _serve_tokens(request: Request[TeiSparseRequest]) -> HttpReply:
+    """Serve sparse vectors whose terms are tokens. A body is refused before it costs anything."""
+    context, api = request.context, request.api
+    if wants_arrow(context):
+        raise InvalidInput("an Arrow reply has ids: leave out `return_tokens`", param="return_tokens")
+    call = await decode_sparse(request.body, request.model, context, api)
+    vocabulary = await api.open_vocabulary(context, call.model, Operation.ENCODE)
+    if vocabulary is None:
+        raise InvalidInput(
+            "`return_tokens` needs the model's tokenizer, which is not known here: set `tokenizer` of its "
+            "upstream",
+            param="return_tokens",
+        )
+    served, reply = await request.serve(call, EncodeReply)
+    rows = [
+        dict(zip(vocabulary.tokens(terms.indices.tolist()), terms.values, strict=True))
+        for terms in reply.sparse or ()
+    ]
+    return request.reply(served, rows, compute_headers(context, reply, call))
 
 
 @endpoint("/embed_all", reply=list[list[list[float]]], description="A vector for each token of each input")
@@ -105,6 +134,7 @@ EXAMPLES: dict[type[msgspec.Struct], Any] = {
     PredictRequest: {"inputs": QUERY},
     SimilarityRequest: {"inputs": {"source_sentence": QUERY, "sentences": TEXTS}},
     TeiEncodeRequest: {"inputs": TEXTS},
+    TeiSparseRequest: {"inputs": TEXTS},
     TokenizeRequest: {"inputs": TEXTS},
     VertexRequest: {"instances": [{"inputs": TEXTS[0]}, {"inputs": TEXTS[1]}]},
 }
@@ -114,6 +144,10 @@ MEANINGS = {
     "normalize": "Whether vectors are scaled to length 1.",
     "parameters": "Options of the request.",
     "prompt_name": "Name of a prompt in the model's checkpoint, put before each input.",
+    "return_tokens": (
+        "Whether each input is an object from token to weight, as OpenSearch reads it. It needs the model's "
+        "tokenizer."
+    ),
     "return_token_strs": "Whether the reply contains each token as text.",
     "skip_special_tokens": "Whether special tokens are left out of the text.",
     "SimilarityRequest.inputs": "One sentence, and the sentences to compare it with.",

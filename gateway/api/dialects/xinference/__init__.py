@@ -1,0 +1,1 @@
+"""Requests by which Xinference's client prepares itself."""
