@@ -56,7 +56,7 @@ async def test_roles_of_every_dialect_reach_the_server(boot: Boots, kind: ApiKin
     assert words == [body.get(shape.type_field) for body in bodies]
     assert {"Bearer secret-key-1"} == {headers["authorization"] for headers in server.headers}
     np.testing.assert_allclose([vector_of("a")], replies[0].json()["embeddings"]["float"], rtol=1e-5)
-    assert {"prompt_tokens": 3, "total_tokens": 3} == replies[2].json()["usage"]
+    assert {"prompt_tokens": 3, "total_tokens": 3, "completion_tokens": 0} == replies[2].json()["usage"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,5 +19,5 @@ async def test_returns_openai_embeddings_in_base64(boot: Boots) -> None:
     vectors = [np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in body["data"]]
     np.testing.assert_array_equal(vector_of("a"), vectors[0])
     np.testing.assert_array_equal(vector_of("b"), vectors[1])
-    assert body["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+    assert body["usage"] == {"prompt_tokens": 6, "total_tokens": 6, "completion_tokens": 0}
     assert body["model"] == "bge"

@@ -1,4 +1,4 @@
-"""JavaScript clients: openai, cohere-ai, @huggingface/inference, ollama, voyageai, grpc-js, generated types.
+"""JavaScript clients: openai, cohere-ai, mistral, together, huggingface, ollama, voyageai, grpc-js, types.
 
 `environments.py` installs them from `javascript/package-lock.json`, next to this environment's Python.
 """
@@ -101,6 +101,8 @@ def test_cohere(gateway: Gateway, vectors: list[list[float]]) -> None:
     assert_near(vectors, found["vectors"])
     assert ([WIDTH] * 2, [1]) == (found["bytes"], found["ranks"][:1])
     assert 2 == len(found["ranks"])
+    assert {"valid": True, "organizationId": "clients"} == found["key"]
+    assert 401 == found["stranger"]["status"]
     assert ("NotFoundError", 404) == (found["unknown"]["name"], found["unknown"]["status"])
 
 
@@ -123,7 +125,25 @@ def test_voyage(gateway: Gateway, vectors: list[list[float]]) -> None:
     found = called(gateway, "voyage")
     assert_near(vectors, found["vectors"])
     assert (True, [1], 2) == (found["tokens"] > 0, found["ranks"][:1], len(found["ranks"]))
+    # Without `topK`, which this client leaves out then.
+    assert (found["ranks"], 3) == (found["all"][:2], len(found["all"]))
+    assert "an apple" == found["texts"][0]["document"]
     assert found["unknown"]["status"] == 404
+
+
+def test_mistral(gateway: Gateway, vectors: list[list[float]]) -> None:
+    found = called(gateway, "mistral")
+    assert_near(vectors, found["vectors"])
+    assert (True, 0) == (bool(found["id"]), found["usage"]["completionTokens"])
+    assert [gateway.model, "base"] in found["models"]
+    assert 256 == found["model"]
+    assert found["unknown"] is not None
+
+
+def test_together(gateway: Gateway, vectors: list[list[float]]) -> None:
+    found = called(gateway, "together")
+    assert_near(vectors, found["vectors"])
+    assert ([1, "an apple"], 2) == (found["ranks"][0], len(found["ranks"]))
 
 
 def test_grpc(gateway: Gateway, vectors: list[list[float]]) -> None:

@@ -83,6 +83,22 @@ def test_providers_rerank_in_the_same_order(gateway: Gateway, provider: str) -> 
         assert same["relevance_score"] == pytest.approx(result["relevance_score"], abs=1e-3)
 
 
+def test_nvidias_hosted_api_ranks_every_document(gateway: Gateway) -> None:
+    """Its path names the model, and this provider sends no `top_n`."""
+    results = litellm.rerank(
+        model=f"nvidia_nim/{gateway.cross}",
+        query="fruit to eat",
+        documents=DOCUMENTS,
+        api_base=gateway.url,
+        api_key=gateway.key,
+        timeout=60,
+    ).results
+
+    assert [0, 1, 2, 3] == sorted(result["index"] for result in results)
+    scores = [result["relevance_score"] for result in results]
+    assert sorted(scores, reverse=True) == scores
+
+
 def test_rerank_of_tei(gateway: Gateway) -> None:
     reply = litellm.rerank(
         model=f"huggingface/{gateway.model}",

@@ -219,7 +219,6 @@ async def test_items_of_sie_are_refused_by_name(
         ({"query": "", "documents": IMAGES}, "empty text"),
         ({"max_tokens_per_doc": 9}, "max_tokens_per_doc"),
         ({"max_doc_length": 9}, "max_doc_length"),
-        ({"top_k": 3}, "top_k"),
         ({"instruction": "rank"}, "instruction"),
         ({"rank_fields": ["a"]}, "rank_fields"),
         ({"documents": CONTENTS, "query": {"content": [{"type": "video_url"}]}}, "video_url"),
@@ -233,6 +232,17 @@ async def test_what_cannot_be_ranked_is_refused_by_name(
 
     assert reply.status_code in {400, 422}, reply.text
     assert reason in reply.text
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_data_has_images_as_they_were_sent(gateway: Running, asked: bool) -> None:
+    documents = [*IMAGES, "a text"]
+    sent = {"model": "clip", "query": QUERY, "documents": documents, "top_k": 4, "return_documents": asked}
+    reply = await ok(gateway, "/v1/rerank", sent)
+
+    assert [item["index"] for item in reply["results"]] == [item["index"] for item in reply["data"]]
+    for item in reply["data"]:
+        assert item.get("document") == (documents[item["index"]] if asked else None)
 
 
 async def test_an_image_that_the_engine_cannot_read_is_named(gateway: Running) -> None:

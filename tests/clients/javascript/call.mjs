@@ -1,7 +1,10 @@
 // Calls the gateway with one client, and prints what it returned as JSON.
 // Usage: node call.mjs CLIENT, with GATEWAY, KEY, MODEL and GRPC in the environment.
+import { createTogetherAI } from "@ai-sdk/togetherai";
 import { InferenceClient } from "@huggingface/inference";
-import { CohereClientV2 } from "cohere-ai";
+import { Mistral } from "@mistralai/mistralai";
+import { embedMany, rerank } from "ai";
+import { CohereClient, CohereClientV2 } from "cohere-ai";
 import { Ollama } from "ollama";
 import OpenAI, { toFile } from "openai";
 import { VoyageAIClient } from "voyageai";
@@ -97,7 +100,10 @@ const clients = {
       model: MODEL, texts, inputType: "search_document", embeddingTypes: ["float", "int8"],
     });
     const ranks = await client.rerank({ model: MODEL, query: "fruit", documents, topN: 2 });
+    const first = (token) => new CohereClient({ token, environment: GATEWAY });
     return {
+      key: await first(KEY).checkApiKey(),
+      stranger: await failure(() => first("nobody").checkApiKey({ maxRetries: 0 })),
       vectors: reply.embeddings.float,
       bytes: reply.embeddings.int8.map((row) => row.length),
       ranks: ranks.results.map((rank) => rank.index),
@@ -119,6 +125,19 @@ const clients = {
     };
   },
 
+  async mistral() {
+    const client = new Mistral({ apiKey: KEY, serverURL: GATEWAY });
+    const reply = await client.embeddings.create({ model: MODEL, inputs: texts });
+    return {
+      vectors: reply.data.map((item) => item.embedding),
+      id: reply.id,
+      usage: reply.usage,
+      models: (await client.models.list()).data.map(({ id, type }) => [id, type]),
+      model: (await client.models.retrieve({ modelId: MODEL })).maxContextLength,
+      unknown: await failure(() => client.embeddings.create({ model: "nowhere", inputs: texts })),
+    };
+  },
+
   async ollama() {
     const client = new Ollama({ host: GATEWAY, headers: { authorization: `Bearer ${KEY}` } });
     const reply = await client.embed({ model: MODEL, input: texts });
@@ -131,6 +150,15 @@ const clients = {
     };
   },
 
+  async together() {
+    const provider = createTogetherAI({ baseURL: `${GATEWAY}/v1`, apiKey: KEY });
+    const { embeddings } = await embedMany({ model: provider.embeddingModel(MODEL), values: texts, maxRetries: 0 });
+    const reply = await rerank({
+      model: provider.reranking(MODEL), query: "fruit", documents, topN: 2, maxRetries: 0,
+    });
+    return { vectors: embeddings, ranks: reply.ranking.map(({ originalIndex, document }) => [originalIndex, document]) };
+  },
+
   async voyage() {
     const client = new VoyageAIClient({ apiKey: KEY, environment: `${GATEWAY}/v1` });
     const reply = await client.embed({ model: MODEL, input: texts, inputType: "document" });
@@ -139,6 +167,8 @@ const clients = {
       vectors: reply.data.map((item) => item.embedding),
       tokens: reply.usage.totalTokens,
       ranks: ranks.data.map((rank) => rank.index),
+      all: (await client.rerank({ model: MODEL, query: "fruit", documents })).data.map((rank) => rank.index),
+      texts: (await client.rerank({ model: MODEL, query: "fruit", documents, returnDocuments: true })).data,
       unknown: await failure(() => client.embed({ model: "nowhere", input: texts }, { maxRetries: 0 })),
     };
   },

@@ -15,12 +15,11 @@ const ranked = await client.POST("/v1/rerank", {
 const plain = await client.POST("/embed", { body: { inputs: "an apple" } });
 const unknown = await client.POST("/v1/embeddings", { body: { model: "nowhere", input: "a" } });
 
-const ranks = ranked.data!;
 const tokens: number = embedded.data!.usage.total_tokens;
 console.log(JSON.stringify({
   vectors: embedded.data!.data.map((item) => item.embedding),
   tokens,
-  best: ("results" in ranks ? ranks.results : ranks.data)[0]!.index,
+  best: ranked.data!.results[0]!.index,
   plain: plain.data![0],
   unknown: { status: unknown.response.status, error: unknown.error },
 }));
