@@ -220,7 +220,7 @@ protos: .venv-protos/installed ## generate the code of backends/tei_protos/*.pro
 	.venv-protos/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. backends/tei_protos/*.proto
 
 PLAIN_LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
-LOCK = $(PLAIN_LOCK) --override requirements/without-torch.txt pyproject.toml --extra grpc --extra media --extra oidc --extra s3 --group engine --group build
+LOCK = $(PLAIN_LOCK) --override requirements/without-torch.txt pyproject.toml --extra grpc --extra media --extra oidc --extra s3 --extra egress --extra aws --extra azure --extra google --group engine --group build
 # Of the image without an engine.
 IMAGE_LOCK = $(PLAIN_LOCK) pyproject.toml --extra media --extra otlp --constraint requirements/runtime.txt --constraint requirements/otlp.txt
 CLIENTS = $(basename $(notdir $(wildcard tests/clients/requirements/*.in)))
@@ -231,7 +231,7 @@ lock: ## pin the newest allowed releases again; needs uv
 	$(LOCK) --extra otlp --resolution lowest-direct --output-file requirements/lowest.txt
 	$(LOCK) --extra otlp --constraint requirements/runtime.txt --output-file requirements/otlp.txt
 	$(IMAGE_LOCK) --output-file requirements/gateway.txt
-	$(IMAGE_LOCK) --extra grpc --extra oidc --extra s3 --output-file requirements/gateway-full.txt
+	$(IMAGE_LOCK) --extra grpc --extra oidc --extra s3 --extra egress --extra aws --extra azure --extra google --output-file requirements/gateway-full.txt
 	$(PLAIN_LOCK) --group build --constraint requirements/runtime.txt --output-file requirements/build.txt
 	$(LOCK) --group example --constraint requirements/runtime.txt --output-file requirements/example.txt
 	$(LOCK) --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt

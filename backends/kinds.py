@@ -3,16 +3,39 @@
 from importlib import import_module
 from typing import Protocol, cast
 
+from backends.azure.kind import AZURE
+from backends.bedrock.kind import BEDROCK
 from backends.contract import Backend, BackendKind, ReplicaSpec, ServerKind
+from backends.google.kind import GEMINI, VERTEX
+from backends.huggingface.kind import HUGGINGFACE
 from backends.infinity.kind import INFINITY
+from backends.nim.kind import NIM
 from backends.openai.kind import COHERE, JINA, OPENAI, VOYAGE
 from backends.tei.kind import TEI
 from backends.torch.kind import ENGINE
 from backends.vllm.kind import VLLM
+from backends.watsonx.kind import WATSONX
 
 # In the order in which a server is recognized: others answer some of OpenAI's paths, too.
 KINDS: dict[BackendKind, ServerKind] = {
-    kind.name: kind for kind in (TEI, VLLM, INFINITY, OPENAI, COHERE, JINA, VOYAGE, ENGINE)
+    kind.name: kind
+    for kind in (
+        TEI,
+        VLLM,
+        INFINITY,
+        NIM,
+        OPENAI,
+        COHERE,
+        JINA,
+        VOYAGE,
+        AZURE,
+        BEDROCK,
+        GEMINI,
+        VERTEX,
+        HUGGINGFACE,
+        WATSONX,
+        ENGINE,
+    )
 }
 
 

@@ -5,6 +5,7 @@ import gc
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit
@@ -16,9 +17,10 @@ import pytest
 from backends.contract import Backend, BackendKind, ReplicaSpec
 from backends.http.client import UpstreamClient
 from backends.infinity.adapter import InfinityBackend
+from backends.kinds import KINDS
 from backends.kinds import open_replica as open_real_replica
 from backends.openai.adapter import OpenAIBackend
-from backends.openai.kind import ApiKind
+from backends.openai.settings import ApiKind
 from backends.openai.shapes import origin_of
 from backends.tei.adapter import TeiBackend
 from backends.vllm.adapter import VllmBackend
@@ -212,6 +214,15 @@ async def posted(
 
 def remote_backend(kind: BackendKind, spec: ReplicaSpec, transport: httpx.AsyncBaseTransport) -> Backend:
     """Return the backend of a remote replica, over the transport of a test."""
+    if KINDS[kind].settings is not None:
+        module = import_module(KINDS[kind].adapter)
+        opened: Backend = module.open_replica(
+            spec,
+            lambda spec, authorizer: UpstreamClient(
+                spec.address, spec.headers, transport=transport, authorizer=authorizer
+            ),
+        )
+        return opened
     address = origin_of(spec.address) if kind in get_args(ApiKind) else spec.address
     client = UpstreamClient(address, spec.headers, transport=transport)
     match kind:

@@ -17,6 +17,10 @@ SURFACES: Mapping[str, tuple[str, ...]] = {
         "backends/test_responses.py",
         "backends/test_fuzzed_replies.py",
     ),
+    # Signatures, credentials, and the service models.
+    "botocore": ("backends/test_bedrock.py",),
+    "azure-identity": ("backends/test_clouds.py",),
+    "google-auth": ("backends/test_google.py",),
     # Its errors, its limits, and transports of our own.
     "httpx": ("backends/test_http.py", "backends/test_http_connections.py", "unit/test_bench.py"),
     "huggingface-hub": ("backends/test_hub_fetch.py", "backends/test_checkpoints.py"),

@@ -6,13 +6,17 @@ is one module here, an entry in the table of each adapter that serves it, and a 
 
 from backends.contract.backend import (
     FREE_OPERATIONS,
+    NO_PROXY,
+    PROXY_SCHEMES,
     REMOTE_KEYS,
+    VENDOR_KEYS,
     Ask,
     Backend,
     BackendKind,
     ConnectionFault,
     ConnectionFaultKind,
     DropsConnections,
+    KindSettings,
     LiteLLMProvider,
     ModelState,
     ModelWork,

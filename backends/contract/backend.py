@@ -1,7 +1,7 @@
 """Interface of every backend adapter: the address of a replica, and its client."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 
@@ -22,7 +22,23 @@ Reply: TypeAlias = EmbedReply | EncodeReply | RerankReply | ClassifyReply | Toke
 FREE_OPERATIONS: frozenset[Operation] = frozenset(work.kind for work in get_args(Work) if work.is_free)
 
 # Values of `upstreams.<name>.backend`. Each kind is listed in `backends.kinds`.
-BackendKind: TypeAlias = Literal["tei", "infinity", "vllm", "openai", "cohere", "jina", "voyage", "torch"]
+BackendKind: TypeAlias = Literal[
+    "tei",
+    "infinity",
+    "vllm",
+    "openai",
+    "cohere",
+    "jina",
+    "voyage",
+    "azure",
+    "bedrock",
+    "gemini",
+    "vertex",
+    "huggingface",
+    "nim",
+    "watsonx",
+    "torch",
+]
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
@@ -109,6 +125,10 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     tokenizer: of the model's checkpoint, for wires that report no tokens or no prompts.
     ip: the address to connect to if the host of `address` has several. Host header and SNI keep the name.
     report: called with each fault of its connections. settings: of the kind, as its folder defines them.
+    task: the only operation that the model is asked for, None for all that it may have. extra_body: fields of
+    every request.
+    proxy: URL of the proxy to send through, `none` for none; None for that of the environment, if the kind is
+    a vendor's.
     """
 
     address: str
@@ -119,8 +139,14 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     ip: str | None = None
     report: ReportFault = ignore_fault
     settings: object = None
+    task: str | None = None
+    extra_body: Mapping[str, Any] = {}
+    proxy: str | None = None
 
 
+# Value of `upstreams.<name>.proxy` for a direct connection, whatever the environment says.
+NO_PROXY = "none"
+PROXY_SCHEMES = ("http", "https", "socks5", "socks5h")
 LISTED_MODELS_MAX = 64
 # Returns the JSON at a path of a server, None if there is none.
 Ask: TypeAlias = Callable[[str], Any]
@@ -142,22 +168,61 @@ class LiteLLMProvider(msgspec.Struct, frozen=True):
 REMOTE_KEYS = frozenset(
     {"replicas", "discover", "drained", "when_unavailable", "api_key", "api_key_header", "headers", "tls"}
 )
+# The same for an API of a vendor, whose name stands for all its servers.
+VENDOR_KEYS = REMOTE_KEYS - {"discover"} | {"proxy"}
+
+
+class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the settings that only one kind of server has, in the upstream's section of the kind's name.
+
+    uses_machine: without a key, requests carry credentials that belong to this machine.
+    """
+
+    uses_machine: ClassVar[bool] = False
+
+    def address(self) -> str | None:
+        """Return the base URL that the settings imply, None if they do not."""
+        return None
+
+    def is_hosted(self) -> bool:
+        """Return True if a vendor computes, where the kind has servers on own machines, too."""
+        return False
+
+    def extra(self) -> str | None:
+        """Return the optional packages that the settings need, besides those of the kind."""
+        return None
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield the key and the path of each file that the settings name."""
+        yield from ()
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield the key and the message of each problem that its type does not show."""
+        yield from ()
 
 
 class ServerKind(msgspec.Struct, frozen=True):
     """Facts about a kind of server that are known without its adapter.
 
-    adapter: module with a function `open_replica`. address: base URL of a hosted API. recognize: returns the
-    names of a server's models, None if it is of another kind. litellm: LiteLLM's names of the kind.
-    is_multiple: a server may have several models, of which a request names one. needs_tokenizer: tokens are
-    counted by the gateway. cuts_inputs: it cuts an input at fewer tokens than its model reads, if a request
-    asks for it. window: number of batches in flight to start with. small_batch_slots: places in the window
-    that one small batch takes at most. keys: settings of an upstream that not every kind has.
+    adapter: module with a function `open_replica`. address: base URL of a hosted API. is_vendor: it is the
+    API of a vendor, which has many models, is paid by use, and is called through the environment's proxy.
+    settings: type of its section of an upstream. extra: optional packages that it needs. provider:
+    OpenTelemetry's name, if it differs. key_header: that of the bare key, None for a bearer token. recognize:
+    returns the names of a server's models, None if it is of another kind. litellm: LiteLLM's names of the
+    kind. is_multiple: a server may have several models, of which a request names one. needs_tokenizer: tokens
+    are counted by the gateway. cuts_inputs: it cuts an input at fewer tokens than its model reads, if a
+    request asks for it. window: number of batches in flight to start with. small_batch_slots: places in the
+    window that one small batch takes at most. keys: settings of an upstream that not every kind has.
     """
 
     name: BackendKind
     adapter: str
     address: str | None = None
+    is_vendor: bool = False
+    settings: type[KindSettings] | None = None
+    extra: str | None = None
+    provider: str | None = None
+    key_header: str | None = None
     recognize: Callable[[Ask], tuple[str, ...] | None] | None = None
     litellm: Mapping[str, LiteLLMProvider] = {}
     is_multiple: bool = True

@@ -1,31 +1,23 @@
-"""HTTP client of all adapters: times of connections, and the translation of HTTP exceptions to BackendError.
+"""HTTP client of all adapters: its requests, their credentials and the bounds of replies.
 
-Rule: only this module and its transport (`connection_pool`, `connection`, `responses`) import httpx.
-Callers receive bytes or a BackendError.
-URLs, headers and exceptions are httpx's, and any httpx transport can be used. httpx's client is not used:
-its cookies, redirects and proxies are unwanted here, and it costs as much CPU as the request itself.
+Rule: only modules of this folder import httpx. Callers receive bytes or a BackendError.
+URLs, headers and exceptions are httpx's, and any httpx transport can be used: `egress` uses httpx's own for
+the APIs of vendors. httpx's client is not used: its cookies and redirects are unwanted here, and it costs as
+much CPU as the request itself.
 """
 
 import asyncio
-import errno
-import socket
-import ssl
+import base64
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
+from typing import Protocol
 
 import httpx
 import msgspec
 
 from backends.contract import ReplicaSpec, ReportFault, TlsFiles, ignore_fault
-from backends.contract.errors import (
-    AttemptTimedOut,
-    BackendError,
-    ConnectionLost,
-    ReplicaFailed,
-    ReplicaUnavailable,
-)
-from backends.http.connection import SlowHead
+from backends.contract.errors import ReplicaFailed, ReplicaUnavailable
 from backends.http.connection_pool import (
     ConnectionPool,
     PoolOptions,
@@ -35,11 +27,12 @@ from backends.http.connection_pool import (
     tcp_connector,
     unix_connector,
 )
-from backends.http.responses import REPLY_LIMIT_BYTES, InvalidResponse, RawResponse
+from backends.http.faults import CONNECT_TIMEOUT_S, REFUSED_BY_PROXY, translated
+from backends.http.httpx_transport import HttpxTransport
+from backends.http.responses import REPLY_LIMIT_BYTES, RawResponse
+from backends.http.tls import tls_context
 from backends.tracing import carrier
 
-# A replica that accepts no connection within this time is treated as unavailable.
-CONNECT_TIMEOUT_S = 3.0
 # Shorter parts of a header value are scheme words such as Bearer, not secrets.
 SECRET_CHARACTERS_MIN = 8
 # Lifetime of an idle connection.
@@ -81,6 +74,17 @@ def mask_secrets(text: bytes, secrets: Sequence[bytes]) -> bytes:
     return text
 
 
+def proxy_secrets(proxy: str | None) -> list[bytes]:
+    """Return the password of a proxy's URL, and the credentials as they are sent."""
+    if proxy is None:
+        return []
+    url = httpx.URL(proxy)
+    if not url.password:
+        return []
+    sent = base64.b64encode(f"{url.username}:{url.password}".encode())
+    return [url.password.encode(), sent]
+
+
 def countdown(timeout_s: float) -> Callable[[], float]:
     """Return a function that reports the remaining seconds of a timeout shared by several requests.
 
@@ -102,6 +106,34 @@ class UpstreamResponse(msgspec.Struct, frozen=True):
     request: str = ""
 
 
+class OutgoingRequest(msgspec.Struct, frozen=True):
+    """Request as it is sent, for a signature.
+
+    url: absolute. headers: those that all such requests have, with lower-case names.
+    """
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Authorizer(Protocol):
+    """Credentials of each request, such as a token that expires or a signature."""
+
+    async def headers(self, request: OutgoingRequest) -> Mapping[str, str]:
+        """Return the headers to add to a request. Their values are masked in replies.
+
+        Raises: BackendError.
+        """
+
+    def refused(self) -> None:
+        """Forget what was kept, because the upstream answered with 401."""
+
+    async def aclose(self) -> None:
+        """Close the connections to an identity service."""
+
+
 class ConnectionOptions(msgspec.Struct, frozen=True):
     """Settings of a client's connections.
 
@@ -116,6 +148,7 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
     idle_s: float = IDLE_S
     report: ReportFault = ignore_fault
     reply_bytes_max: int = REPLY_LIMIT_BYTES
+    proxy: str | None = None
 
 
 class UpstreamClient:
@@ -127,17 +160,25 @@ class UpstreamClient:
         headers: Mapping[str, str] | None = None,
         options: ConnectionOptions | None = None,
         *,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx.AsyncBaseTransport | Transport | None = None,
+        authorizer: Authorizer | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         # Uncompressed replies are faster on a local network, and a small reply cannot expand to a huge one.
         self._headers = {"accept-encoding": "identity", **(headers or {})}
-        self._secrets = secrets_of(headers or {})
+        options = options or ConnectionOptions()
+        self._secrets = [*secrets_of(headers or {}), *proxy_secrets(options.proxy)]
+        self._is_proxied = options.proxy is not None
         # Only the gateway's own engine is behind a socket.
-        self._is_trusted = options is not None and options.socket_path is not None
+        self._is_trusted = options.socket_path is not None
+        self._authorizer = authorizer
         self._templates: dict[tuple[str, str, str | None], RequestTemplate] = {}
-        self._transport: Transport | None = None if transport is None else HttpxTransport(transport)
-        self._open = partial(_open_pool, self.base_url, options or ConnectionOptions())
+        self._open = partial(_open_pool, self.base_url, options)
+        self._transport: Transport | None = (
+            HttpxTransport(lambda: transport)
+            if isinstance(transport, httpx.AsyncBaseTransport)
+            else transport
+        )
 
     async def get(self, path: str, timeout_s: float) -> UpstreamResponse:
         """Send a GET request and return the complete response.
@@ -191,24 +232,43 @@ class UpstreamClient:
                 if self._transport is None:
                     self._transport = self._open()
                 template, trace = self._template(method, path, content_type), carrier.get()
-                extra = () if trace is None else httpx.Headers(trace.headers).raw
-                response = self._response(await self._transport.send(template, extra, body, bytes_max))
+                extra = [] if trace is None else httpx.Headers(trace.headers).raw
+                added = {} if self._authorizer is None else await self._authorized(template, body)
+                extra = [*extra, *httpx.Headers(added).raw]
+                raw = await self._transport.send(template, extra, body, bytes_max)
+                response = self._response(raw, secrets_of(added))
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-            raise _translate(error, timeout_s) from error
+            raise translated(error, timeout_s, is_proxied=self._is_proxied) from error
+        if response.status == 401 and self._authorizer is not None:
+            self._authorizer.refused()
+        if response.status == 407 and self._is_proxied:
+            raise ReplicaUnavailable(REFUSED_BY_PROXY)
         if response.status == 200:
             return response
         request = f"{method} {httpx.URL(self.base_url + path).path}"
         return msgspec.structs.replace(response, request=request)
 
-    def _response(self, raw: RawResponse) -> UpstreamResponse:
-        """Decode the headers and remove secrets from an error body.
+    async def _authorized(self, template: RequestTemplate, body: bytes) -> Mapping[str, str]:
+        """Return the headers that authorize a request. Raises: BackendError."""
+        assert self._authorizer is not None
+        headers = {name.decode().lower(): value.decode("latin-1") for name, value in template.headers}
+        return await self._authorizer.headers(
+            OutgoingRequest(template.method, str(template.url), headers, body)
+        )
+
+    def _response(self, raw: RawResponse, secrets: Sequence[bytes]) -> UpstreamResponse:
+        """Decode the headers and remove secrets from an error body. secrets: of this request only.
 
         Raises: ReplicaFailed, if the body is compressed.
         """
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw.headers}
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise ReplicaFailed("the reply is compressed, which was not asked for")
-        body = raw.body if raw.status == 200 else mask_secrets(raw.body[:ERROR_BYTES_MAX], self._secrets)
+        body = (
+            raw.body
+            if raw.status == 200
+            else mask_secrets(raw.body[:ERROR_BYTES_MAX], [*self._secrets, *secrets])
+        )
         # JSON that an editor of Windows or an XML library wrote may begin with a byte order mark.
         return UpstreamResponse(raw.status, headers, body.removeprefix(BOM))
 
@@ -229,9 +289,11 @@ class UpstreamClient:
             self._transport.drop_idle()
 
     async def aclose(self) -> None:
-        """Close the connection pool."""
+        """Close the connections, and those that its credentials need."""
         if self._transport is not None:
             await self._transport.aclose()
+        if self._authorizer is not None:
+            await self._authorizer.aclose()
 
 
 def reply_bytes_max(rows: int | None, width: int | None) -> int | None:
@@ -268,91 +330,13 @@ def open_client(spec: ReplicaSpec, idle_s: float = IDLE_S) -> UpstreamClient:
     return UpstreamClient(spec.address, spec.headers, options)
 
 
-class HttpxTransport:
-    """Adapter from an httpx transport to this client's `Transport`."""
-
-    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
-        self._transport = transport
-
-    async def send(
-        self,
-        template: RequestTemplate,
-        extra: Sequence[tuple[bytes, bytes]],
-        body: bytes,
-        reply_bytes_max: int | None = None,  # noqa: ARG002 - httpx reads whole bodies
-    ) -> RawResponse:
-        """Send a request and return the complete response.
-
-        Raises: the exceptions of the httpx transport.
-        """
-        headers = [*template.headers, *extra]
-        request = httpx.Request(template.method, template.url, headers=headers, stream=httpx.ByteStream(body))
-        response = await self._transport.handle_async_request(request)
-        assert isinstance(response.stream, httpx.AsyncByteStream)
-        chunks = [chunk async for chunk in response.stream]
-        return RawResponse(response.status_code, response.headers.raw, b"".join(chunks))
-
-    def drop_idle(self) -> None:
-        """Do nothing: the httpx transport keeps its connections to itself."""
-
-    async def aclose(self) -> None:
-        """Close the httpx transport."""
-        await self._transport.aclose()
-
-
-def _translate(error: Exception, timeout_s: float) -> BackendError:
-    """Convert an exception of httpx, the network or the clock to a BackendError."""
-    match error:
-        case httpx.ConnectTimeout() | httpx.ConnectError():
-            return ReplicaUnavailable(_connect_failure(error.__cause__))
-        case SlowHead():
-            return AttemptTimedOut(str(error))
-        case InvalidResponse():
-            return ReplicaFailed(str(error))
-        case TimeoutError() | httpx.TimeoutException():
-            return AttemptTimedOut(f"no answer within {timeout_s:.1f} s")
-        case httpx.DecodingError() | httpx.InvalidURL() | ValueError():
-            return ReplicaFailed("the reply is not valid HTTP")
-    return ConnectionLost("the connection broke before the reply was complete")
-
-
-def _connect_failure(cause: BaseException | None) -> str:
-    match cause:
-        case ssl.SSLCertVerificationError():
-            return "the replica's certificate is not trusted"
-        case ssl.SSLError():
-            return "the replica takes no TLS connection"
-        case socket.gaierror():
-            return "no connection to the replica: its host name is not known"
-        case OSError() if f"[Errno {errno.ECONNREFUSED}]" in str(cause):
-            return "no connection to the replica: nothing listens at its port"
-        case TimeoutError():
-            return f"no connection to the replica within {CONNECT_TIMEOUT_S:.0f} s"
-    return "no connection to the replica"
-
-
 def _open_pool(base_url: str, options: ConnectionOptions) -> Transport:
     if options.socket_path:
         connector = unix_connector(options.socket_path)
     else:
-        connector = tcp_connector(httpx.URL(base_url), _tls_context(options.tls), options.ip)
+        connector = tcp_connector(httpx.URL(base_url), tls_context(options.tls), options.ip)
     # The engine keeps idle connections for longer than this client. One that breaks shows a crash, which the
     # request may have caused.
     resends = options.socket_path is None
     pool = PoolOptions(CONNECT_TIMEOUT_S, options.idle_s, resends, options.report, options.reply_bytes_max)
     return ConnectionPool(connector, pool)
-
-
-@cache
-def _tls_context(tls: TlsFiles) -> ssl.SSLContext:
-    # Reading the trust store takes tens of milliseconds, therefore it is read once per process.
-    context = httpx.create_ssl_context() if tls.ca is None else ssl.create_default_context(cafile=tls.ca)
-    if tls.certificate is not None:
-        context.load_cert_chain(tls.certificate, tls.private_key)
-    return context
-
-
-def trusted_authorities() -> bytes:
-    """Return the certificates, in PEM format, that upstreams without a `ca` of their own are checked with."""
-    certificates = _tls_context(TlsFiles()).get_ca_certs(binary_form=True)
-    return "".join(map(ssl.DER_cert_to_PEM_cert, certificates)).encode()

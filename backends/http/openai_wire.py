@@ -204,8 +204,10 @@ class UpstreamModels(msgspec.Struct, frozen=True):
     data: list[UpstreamModel]
 
 
-def decode_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
+def decode_embeddings(body: bytes, expected: int, base64_type: str = "<f4") -> tuple[Vectors, int | None]:
     """Decode the vectors in input order, (expected, dim) float32, and the tokens, or None if not reported.
+
+    base64_type: numpy's name of a number in base64.
 
     Raises: ReplicaFailed, if the body does not contain `expected` vectors.
     """
@@ -213,7 +215,8 @@ def decode_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
     if len(reply.data) != expected:
         raise ReplicaFailed(f"asked for {expected} vectors, got {len(reply.data)}")
     places = in_order([item.index for item in reply.data], "data", listed=True)
-    vectors = _rows([reply.data[place].embedding for place in places], [f"data[{place}]" for place in places])
+    paths = [f"data[{place}]" for place in places]
+    vectors = _rows([reply.data[place].embedding for place in places], paths, base64_type)
     check_vectors(vectors, expected)
     return vectors, reply.usage.tokens if reply.usage else None
 
@@ -258,10 +261,10 @@ def decode_typed_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | 
     return vectors, reply.meta.token_count if reply.meta else None
 
 
-def _rows(embeddings: Sequence[str | list[float]], paths: Sequence[str]) -> Vectors:
-    """Return the rows as one array. paths: of those that may be base64."""
+def _rows(embeddings: Sequence[str | list[float]], paths: Sequence[str], base64_type: str = "<f4") -> Vectors:
+    """Return the rows as one array. paths, base64_type: of those that may be base64."""
     rows = [
-        _row(embedding) if isinstance(embedding, list) else _unpacked(embedding, index, paths)
+        _row(embedding) if isinstance(embedding, list) else _unpacked(embedding, index, paths, base64_type)
         for index, embedding in enumerate(embeddings)
     ]
     # Checked here, because numpy would convert unequal rows to an array of objects.
@@ -277,9 +280,10 @@ def _row(embedding: list[float]) -> Vectors:
     return float32(embedding)
 
 
-def _unpacked(embedding: str, index: int, paths: Sequence[str]) -> Vectors:
+def _unpacked(embedding: str, index: int, paths: Sequence[str], base64_type: str) -> Vectors:
     try:
-        return np.frombuffer(pybase64.b64decode(embedding, validate=True), dtype="<f4")
+        numbers = np.frombuffer(pybase64.b64decode(embedding, validate=True), dtype=base64_type)
+        return numbers.astype(np.float32, copy=False)
     except ValueError as error:
         raise unreadable_value(f"{paths[index]}.embedding", embedding, index) from error
 

@@ -66,6 +66,12 @@ def _seconds_until(moment: str, sent: str) -> float | None:
         return None
 
 
+def account_spent() -> BackendError:
+    """Return the error of an account that is used up: its replica works, and is asked again after a while."""
+    error = ReplicaOverloaded("the quota of the gateway's account at the upstream is used up")
+    return error.with_facts(retry_after_s=RETRY_AFTER_MAX_S)
+
+
 @with_answer
 def status_error(response: UpstreamResponse) -> BackendError:
     """Return the error of a status that means the same on every wire, with the facts of the answer."""
@@ -73,6 +79,8 @@ def status_error(response: UpstreamResponse) -> BackendError:
     match response.status:
         case 401 | 403:
             return CredentialRefused(REFUSED_CREDENTIAL)
+        case 402:
+            return account_spent()
         case 413:
             return RequestTooLarge("the upstream refused the size of the request")
         case 429:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from backends.contract import (
+    NO_PROXY,
     Capabilities,
     Detokenize,
     Embed,
@@ -38,12 +39,23 @@ from backends.contract.refusals import (
 )
 from backends.http.adapters import HttpBackend
 from backends.http.client import IDLE_S, SHORT_IDLE_S, UpstreamClient, countdown, open_client
+from backends.http.egress import open_egress
 from backends.http.offers import check_numbers
 from backends.http.replies import check_reported_cuts, score_by_query
-from backends.openai.api import OpenAIApi, OpenAIProfile, decode, decode_rerank, failure, without_base64
+from backends.openai.api import (
+    OpenAIApi,
+    OpenAIProfile,
+    decode,
+    decode_rerank,
+    failure,
+    settings_of,
+    without_base64,
+)
+from backends.openai.kind import OPENAI
 from backends.openai.media import embed_media
 from backends.openai.probe import ModelProbe
 from backends.openai.shapes import DEFAULT_TYPE, ApiShape, Treatments, origin_of
+from backends.openai.vendors import vendor_of
 from backends.tokens.counting import TokenCounter, apply_prompt, open_token_counter
 from backends.tokens.tokenizer import TokenCount
 
@@ -56,6 +68,7 @@ def capabilities(profile: OpenAIProfile, counter: TokenCounter | None, shape: Ap
         model_id=profile.model or "unnamed",
         operations=_operations(profile, has_tokenizer=counter is not None),
         max_input_tokens=profile.max_tokens,
+        request_tokens=shape.request_tokens,
         request_inputs=shape.embed_inputs if profile.embeds else shape.rerank_inputs,
         dimensions=profile.width,
         # With types, the server applies the prompts of the checkpoint itself.
@@ -166,7 +179,7 @@ class OpenAIBackend(HttpBackend):
         if response.status != 200:
             raise failure(response)
         check_reported_cuts(work, response)
-        return decode(work, response, profile, count, typed=self._api.shape.typed_reply)
+        return decode(work, response, profile, count, self._api.shape)
 
     async def _embed_parts(self, work: EmbedParts, profile: OpenAIProfile, timeout_s: float) -> EmbedReply:
         return await embed_media(self._api, work, profile, timeout_s)
@@ -214,8 +227,12 @@ class OpenAIBackend(HttpBackend):
 
 
 def open_replica(spec: ReplicaSpec) -> OpenAIBackend:
-    """Return a client of the server at the spec's base URL."""
+    """Return a client of the server at the spec's base URL, through a proxy if it is a vendor's."""
     # Connections to a hosted API are expensive to open, and it keeps them. A small local server closes early.
     idle_s = IDLE_S if spec.address.startswith("https:") else SHORT_IDLE_S
     origin = msgspec.structs.replace(spec, address=origin_of(spec.address))
-    return OpenAIBackend(open_client(origin, idle_s), spec)
+    settings = settings_of(spec)
+    is_vendor = settings.kind != OPENAI.name or vendor_of(settings, spec.address) is not None
+    if not is_vendor and spec.proxy in {None, NO_PROXY}:
+        return OpenAIBackend(open_client(origin, idle_s), spec)
+    return OpenAIBackend(open_egress(origin, idle_s=idle_s), spec)

@@ -8,12 +8,19 @@ normalized here, in the way that OpenAI's own models define.
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
 
 from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, ScoreKind, Vectors, Work
-from backends.contract.errors import BackendError, ReplicaFailed, UnsupportedWork, input_too_long
+from backends.contract.errors import (
+    BackendError,
+    ReplicaFailed,
+    ReplicaUnavailable,
+    UnsupportedWork,
+    input_too_long,
+)
 from backends.contract.refusals import check_no_instruction, check_no_late_chunking
 from backends.contract.vectors import sigmoid
 from backends.http.answers import decode_json
@@ -21,6 +28,7 @@ from backends.http.client import UpstreamClient, UpstreamResponse
 from backends.http.openai_wire import (
     TOO_LONG,
     ApiMeta,
+    Count,
     TokenCounts,
     context_length_in,
     decode_embeddings,
@@ -28,11 +36,13 @@ from backends.http.openai_wire import (
     error_of,
     may_refuse_base64,
     refused_input,
+    whole_number,
 )
 from backends.http.replies import check_dimensions, check_tokens, fit_vectors, order_scores, truncated_inputs
-from backends.http.statuses import status_error, with_answer
-from backends.openai.kind import ApiSettings
-from backends.openai.shapes import DEFAULT_TYPE, NO_FIELDS, OPENAI, ApiShape, Fields, path_of, shape_of
+from backends.http.statuses import account_spent, status_error, with_answer
+from backends.openai.settings import ApiSettings
+from backends.openai.shapes import DEFAULT_TYPE, NO_FIELDS, OPENAI, ApiShape, Fields, path_of
+from backends.openai.vendors import shape_of
 from backends.tokens.tokenizer import TokenCount
 
 NUMBERS_NOTE = "numbers, not base64"
@@ -96,8 +106,14 @@ def encode_rerank(
     check_no_instruction(work)
     if work.raw_scores and profile.scores is not ScoreKind.LOGIT:
         raise UnsupportedWork("this upstream gives no raw scores")
-    texts: Body = {"query": work.query, "documents": work.documents}
     cut = shape.rerank_truncation.get(work.truncate, {})
+    if shape.rerank_form == "pairs":
+        # The model is in the path.
+        queries = [work.query] * len(work.documents)
+        return {**extra, "queries": queries, "documents": work.documents, **shape.rerank_fields, **cut}
+    texts: Body = {"query": work.query, "documents": work.documents}
+    if shape.rerank_form == "ranking":
+        texts = {"query": {"text": work.query}, "passages": [{"text": text} for text in work.documents]}
     return {**extra, **_named(profile), **texts, **shape.rerank_fields, **cut}
 
 
@@ -105,22 +121,30 @@ def _named(profile: OpenAIProfile) -> Body:
     return {} if profile.model is None else {"model": profile.model}
 
 
+def decode_vectors(body: bytes, expected: int, shape: ApiShape) -> tuple[Vectors, int | None]:
+    """Decode the vectors in input order, (expected, dim) float32, and the tokens, or None if not reported.
+
+    Raises: ReplicaFailed.
+    """
+    if shape.typed_reply:
+        return decode_typed_embeddings(body, expected)
+    return decode_embeddings(body, expected, shape.base64_type)
+
+
 def decode(
     work: Embed,
     response: UpstreamResponse,
     profile: OpenAIProfile,
     count: TokenCount | None,
-    *,
-    typed: bool = False,
+    shape: ApiShape = OPENAI,
 ) -> EmbedReply:
     """Decode the reply in a response of status 200.
 
-    count: from the model's tokenizer, if available here. typed: as `ApiShape.typed_reply`.
+    count: from the model's tokenizer, if available here.
 
     Raises: ReplicaFailed if the response does not belong to this work.
     """
-    decode_body = decode_typed_embeddings if typed else decode_embeddings
-    vectors, tokens = decode_body(response.body, len(work.inputs))
+    vectors, tokens = decode_vectors(response.body, len(work.inputs), shape)
     if count is not None:
         return EmbedReply(fit_vectors(vectors, work), count.tokens, count.truncated)
     if tokens is None:
@@ -146,11 +170,21 @@ class UpstreamScore(msgspec.Struct, frozen=True):
     index: int | None = None
 
 
+class UpstreamRank(msgspec.Struct, frozen=True):
+    """Logit of one passage of NIM's."""
+
+    index: int
+    logit: float
+
+
 class UpstreamScores(msgspec.Struct, frozen=True):
-    """Body of a rerank: Cohere's and Jina's `results`, or Voyage's `data`."""
+    """Body of a rerank: `results` (Cohere), `data` (Voyage), `rankings` (NIM) or `scores` (DeepInfra)."""
 
     results: list[UpstreamScore] | None = None
     data: list[UpstreamScore] | None = None
+    scores: list[float] | None = None
+    rankings: list[UpstreamRank] | None = None
+    input_tokens: Count = None
     usage: TokenCounts | None = None
     meta: ApiMeta | None = None
 
@@ -158,7 +192,9 @@ class UpstreamScores(msgspec.Struct, frozen=True):
     def tokens(self) -> int | None:
         """Tokens of all pairs; None if they are not reported. Cohere's search units are no tokens."""
         counted = self.usage.tokens if self.usage else None
-        return counted if counted is not None or self.meta is None else self.meta.token_count
+        if counted is None and self.meta is not None:
+            counted = self.meta.token_count
+        return whole_number(self.input_tokens, "input_tokens") if counted is None else counted
 
 
 def decode_scores(response: UpstreamResponse, expected: int) -> tuple[Vectors, int | None]:
@@ -167,6 +203,11 @@ def decode_scores(response: UpstreamResponse, expected: int) -> tuple[Vectors, i
     Raises: ReplicaFailed, if the body does not contain `expected` scores.
     """
     reply = decode_json(response.body, UpstreamScores)
+    if reply.scores is not None:
+        return order_scores(list(enumerate(reply.scores)), expected, "scores"), reply.tokens
+    if reply.rankings is not None:
+        logits = [(rank.index, rank.logit) for rank in reply.rankings]
+        return order_scores(logits, expected, "rankings"), reply.tokens
     path, entries = ("data", reply.data) if reply.results is None else ("results", reply.results)
     if entries is None:
         raise ReplicaFailed("the upstream's answer to a rerank has neither `results` nor `data`")
@@ -221,12 +262,14 @@ def failure(response: UpstreamResponse) -> BackendError:
     match response.status:
         case 400 | 413 | 422 | 500 if any(phrase in message for phrase in TOO_LONG):
             return input_too_long(context_length_in(message))
-        case 400 | 404 if error.code == "model_not_found":
+        case 400 | 404 if error.code in {"model_not_found", "DeploymentNotFound"}:
             return ReplicaFailed("the upstream does not serve this model")
         case 400 | 422:
             return refused_input(error)
+        case 202:
+            return ReplicaUnavailable("the upstream put the request into a queue, which is not followed here")
         case 429 if "insufficient_quota" in (error.code, error.type):
-            return ReplicaFailed("the quota of the gateway's account at the upstream is used up")
+            return account_spent()
     return status_error(response)
 
 
@@ -243,9 +286,15 @@ class OpenAIApi:
         settings = self.settings
         self._http = http
         self._extra = settings.extra_body
-        self.shape = shape = shape_of(settings, spec.model)
+        self.shape = shape = shape_of(settings, spec.model, address)
         self._embeddings = path_of(address, shape.embeddings, shape.prefix)
-        self._rerank = None if shape.rerank is None else path_of(address, shape.rerank, shape.prefix)
+        self._rerank = (
+            None
+            if shape.rerank is None
+            else path_of(
+                address, shape.rerank.replace("{model}", quote(spec.model or "", safe="/")), shape.prefix
+            )
+        )
         self._models = path_of(address, shape.models, shape.prefix)
 
     async def models(self, timeout_s: float) -> UpstreamResponse:

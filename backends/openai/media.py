@@ -5,7 +5,7 @@ Source: Jina's OpenAPI document 2026.04.02, Cohere's API reference (v2, embed), 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,8 @@ from backends.contract.errors import InvalidWork, UnsupportedWork
 from backends.contract.vectors import shape_vectors
 from backends.http.client import countdown
 from backends.http.media import base64_of, check_dense, check_no_template, data_uri, probe_image
-from backends.http.openai_wire import decode_embeddings, decode_typed_embeddings
 from backends.http.replies import run_some
-from backends.openai.api import Body, OpenAIApi, OpenAIProfile, failure
+from backends.openai.api import Body, OpenAIApi, OpenAIProfile, decode_vectors, failure
 from backends.openai.shapes import DEFAULT_TYPE, ApiShape
 
 # Of one call to one replica: Cohere's older models take one image a request.
@@ -97,13 +96,12 @@ async def embed_media(
 ) -> EmbedReply:
     """Embed texts and images, some requests at a time. Raises: BackendError."""
     remaining_s = countdown(timeout_s)
-    decode_body: Any = decode_typed_embeddings if api.shape.typed_reply else decode_embeddings
 
     async def embed(request: MediaRequest) -> tuple[Vectors, int]:
         response = await api.send(request.fields, profile, len(request.places), remaining_s())
         if response.status != 200:
             raise failure(response)
-        vectors, tokens = decode_body(response.body, len(request.places))
+        vectors, tokens = decode_vectors(response.body, len(request.places), api.shape)
         return vectors, max(tokens or 0, len(request.places))
 
     requests = media_requests(work, api.shape)

@@ -6,7 +6,7 @@ only the list of models is, which is free and shows that the server answers.
 
 import msgspec
 
-from backends.contract import Embed, ReplicaSpec
+from backends.contract import Embed, ReplicaSpec, ScoreKind
 from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
@@ -15,13 +15,14 @@ from backends.contract.errors import (
     ReplicaOverloaded,
 )
 from backends.http.client import UpstreamResponse, countdown
-from backends.http.openai_wire import choose_model, decode_embeddings, decode_models, decode_typed_embeddings
+from backends.http.openai_wire import choose_model, decode_models
 from backends.http.statuses import status_error
 from backends.openai.api import (
     RERANK_PROBE,
     OpenAIApi,
     OpenAIProfile,
     decode_scores,
+    decode_vectors,
     failure,
     scale_of,
     without_base64,
@@ -158,14 +159,13 @@ class ModelProbe:
 
         counted: the gateway has the model's tokenizer. Raises: OperationNotOffered, BackendError.
         """
-        remaining_s, shape = countdown(timeout_s), self._api.shape
+        remaining_s = countdown(timeout_s)
         response = await self._api.embed(PROBE, profile, remaining_s())
         if self._api.may_refuse_base64(response, profile):
             profile = without_base64(profile)
             response = await self._api.embed(PROBE, profile, remaining_s())
         _check_probe(response, "embeddings")
-        decode_body = decode_typed_embeddings if shape.typed_reply else decode_embeddings
-        vectors, tokens = decode_body(response.body, 1)
+        vectors, tokens = decode_vectors(response.body, 1, self._api.shape)
         if tokens is None and not counted:
             raise ReplicaFailed("its replies contain no usage: name the model's `tokenizer`")
         profile = msgspec.structs.replace(profile, width=vectors.shape[1])
@@ -205,7 +205,9 @@ class ModelProbe:
         scores, tokens = decode_scores(response, len(RERANK_PROBE.documents))
         if tokens is None and not counted:
             raise ReplicaFailed("its reranks report no token counts: name the model's `tokenizer`")
-        return msgspec.structs.replace(profile, scores=scale_of(scores))
+        # A small logit looks like a cosine.
+        scale = ScoreKind.LOGIT if self._api.shape.rerank_form == "ranking" else scale_of(scores)
+        return msgspec.structs.replace(profile, scores=scale)
 
 
 def _lengths_of(response: UpstreamResponse) -> dict[str, int | None]:

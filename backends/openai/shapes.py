@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from backends.contract import Truncate
-from backends.openai.kind import ApiKind, ApiSettings
+from backends.openai.settings import ApiKind
 
 # Key of `input_type` for inputs whose role is not known.
 DEFAULT_TYPE = "default"
@@ -33,7 +33,9 @@ class ApiShape(msgspec.Struct, frozen=True):
     treatment is not offered. rerank_fields: constant fields of a rerank. metered: every request costs money,
     so that few probes are sent. media: form of inputs with images, None without them: `objects` (Jina),
     `cohere`, or `content` (Voyage), which texts have, too. embed_inputs, rerank_inputs: the most inputs of
-    one request.
+    one request. request_tokens: the most tokens of all its inputs. base64_type: numpy's name of a number in
+    base64. rerank_form: of the texts of a rerank: a query for each document (`pairs`, DeepInfra), or
+    `ranking` (NIM).
     """
 
     version: str = "OpenAI API"
@@ -54,6 +56,9 @@ class ApiShape(msgspec.Struct, frozen=True):
     media: Literal["objects", "cohere", "content"] | None = None
     embed_inputs: int | None = None
     rerank_inputs: int | None = None
+    request_tokens: int | None = None
+    base64_type: str = "<f4"
+    rerank_form: Literal["documents", "pairs", "ranking"] = "documents"
 
     @property
     def own_fields(self) -> frozenset[str]:
@@ -61,11 +66,27 @@ class ApiShape(msgspec.Struct, frozen=True):
         groups = (self.numbers, self.base64 or {}, self.rerank_fields)
         cuts = (*self.truncation.values(), *self.rerank_truncation.values())
         names = {name for fields in (*groups, *cuts) for name in fields}
-        return frozenset({"model", "query", "documents", self.inputs, self.type_field, *names})
+        return frozenset(
+            {"model", "query", "queries", "documents", "passages", self.inputs, self.type_field, *names}
+        )
 
 
 BASE64: Fields = {"encoding_format": "base64"}
 OPENAI = ApiShape(base64=BASE64)
+NIM = ApiShape(
+    version="NIM",
+    input_type={"query": "query", "document": "passage", DEFAULT_TYPE: "passage"},
+    numbers={"encoding_format": "float"},
+    base64=BASE64,
+    truncation={
+        Truncate.ERROR: {"truncate": "NONE"},
+        Truncate.LEFT: {"truncate": "START"},
+        Truncate.RIGHT: {"truncate": "END"},
+    },
+    rerank_truncation={Truncate.ERROR: {"truncate": "NONE"}, Truncate.RIGHT: {"truncate": "END"}},
+    rerank_inputs=512,
+    rerank_form="ranking",
+)
 SHAPES: dict[ApiKind, ApiShape] = {
     "openai": OPENAI,
     "cohere": ApiShape(
@@ -114,6 +135,18 @@ SHAPES: dict[ApiKind, ApiShape] = {
         metered=True,
         media="objects",
     ),
+    "azure": ApiShape(
+        version="Azure OpenAI API",
+        prefix="/openai/v1",
+        base64=BASE64,
+        # Of Cohere's rerank, which always cuts documents.
+        rerank_truncation={Truncate.RIGHT: {}},
+        metered=True,
+        embed_inputs=2048,
+        request_tokens=300_000,
+        rerank_inputs=1000,
+    ),
+    "nim": NIM,
     "voyage": ApiShape(
         version="Voyage API",
         rerank="rerank",
@@ -126,31 +159,6 @@ SHAPES: dict[ApiKind, ApiShape] = {
         rerank_inputs=1000,
     ),
 }
-
-
-# Voyage's models with images have a path and a form of inputs of their own, also for texts.
-VOYAGE_MULTIMODAL = "voyage-multimodal"
-
-
-def shape_of(settings: ApiSettings, model: str | None = None) -> ApiShape:
-    """Return the shape of a kind with the settings of an upstream in place of its own. model: its name."""
-    shape = SHAPES[settings.kind]
-    if settings.kind == "voyage" and model is not None and model.startswith(VOYAGE_MULTIMODAL):
-        shape = msgspec.structs.replace(
-            shape,
-            embeddings="multimodalembeddings",
-            rerank=None,
-            inputs="inputs",
-            base64={"output_encoding": "base64"},
-            media="content",
-        )
-    types = shape.input_type if settings.input_type is None else settings.input_type
-    return msgspec.structs.replace(
-        shape,
-        embeddings=settings.embeddings or shape.embeddings,
-        rerank=settings.rerank or shape.rerank,
-        input_type=types,
-    )
 
 
 def origin_of(address: str) -> str:

@@ -18,7 +18,9 @@ import msgspec
 
 from backends.contract import ReplicaSpec, TlsFiles
 from backends.contract.errors import AttemptTimedOut, ConnectionLost, ReplicaFailed, ReplicaUnavailable
-from backends.http.client import CONNECT_TIMEOUT_S, countdown, mask_secrets, secrets_of, trusted_authorities
+from backends.http.client import countdown, mask_secrets, secrets_of
+from backends.http.faults import CONNECT_TIMEOUT_S
+from backends.http.tls import trusted_authorities
 from backends.tracing import carrier
 
 # A server of TEI reads at most so many messages of a stream ahead of its replies.

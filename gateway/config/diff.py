@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.config.problems import Problem, join_path
-from gateway.config.schema import Config, Key, Section, digest_of
+from gateway.config.schema import Config, Key, digest_of
 
 # The parts that a reload applies. Everything else was handed to sockets, processes and exporters at start.
 LIVE = (
@@ -95,7 +95,7 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[ConfigChange]:
         return
     if path.endswith(".keys"):
         yield from _compare_keys(_by_digest(old), _by_digest(new), path)
-    elif isinstance(old, Section) and type(old) is type(new):
+    elif isinstance(old, msgspec.Struct) and type(old) is type(new):
         for name, written in zip(old.__struct_fields__, old.__struct_encode_fields__, strict=True):
             yield from _differences(getattr(old, name), getattr(new, name), join_path(path, written))
     elif isinstance(old, Mapping) and isinstance(new, Mapping):

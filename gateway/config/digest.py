@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.config.schema import Config, Section
+from gateway.config.schema import Config
 
 # Names of keys, wherever they are.
 OF_HOST = frozenset(
@@ -33,7 +33,18 @@ OF_HOST = frozenset(
     }
 )
 SECRET = frozenset(
-    {"access_key", "api_key", "client_secret", "endpoint", "headers", "secret", "secret_key", "store", "url"}
+    {
+        "access_key",
+        "api_key",
+        "client_secret",
+        "endpoint",
+        "headers",
+        "proxy",
+        "secret",
+        "secret_key",
+        "store",
+        "url",
+    }
 )
 # A metric is a float, which counts up to 2^53 exactly.
 DIGITS = 12
@@ -70,7 +81,7 @@ def _digest(value: object) -> str:
 
 def _counted(value: Any) -> Any:
     """Return the part of a value that the digest covers, as values of JSON."""
-    if isinstance(value, Section):
+    if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__ if name not in OF_HOST}
         return {name: bool(field) if name in SECRET else _counted(field) for name, field in fields.items()}
     if isinstance(value, Mapping):

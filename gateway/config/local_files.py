@@ -13,6 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from backends.checkpoints.needed_files import is_path
+from backends.contract import KindSettings
+from backends.kinds import KINDS
 from gateway.config.problems import Problem, missing_extra
 from gateway.config.schema import (
     OWN_VOCABULARY,
@@ -30,6 +32,10 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "otlp": ("opentelemetry.exporter.otlp.proto.http",),
     "grpc": ("grpc", "grpc_health", "grpc_reflection"),
     "oidc": ("jwt", "cryptography"),
+    "egress": ("h2", "socksio"),
+    "azure": ("azure.identity",),
+    "aws": ("botocore",),
+    "google": ("google.auth", "requests"),
 }
 # Keys of TLS settings, of callers and of upstreams, that name files.
 TLS_FILES = ("certificate", "private_key", "client_ca", "ca")
@@ -75,8 +81,18 @@ def resolve_upstream_paths(upstream: UpstreamSettings, base: Path) -> UpstreamSe
         # A remote upstream's model is the name that the server knows, not a path on this machine.
         model=resolve(upstream.model) if upstream.is_local else upstream.model,
         tokenizer=resolve(upstream.tokenizer),
+        **_resolved_section(upstream, base),
         token_encoding=encoding if encoding == OWN_VOCABULARY else resolve(encoding),
     )
+
+
+def _resolved_section(upstream: UpstreamSettings, base: Path) -> dict[str, KindSettings]:
+    """Return the section of the kind of server, by its name, with its files; empty if there is none."""
+    section = getattr(upstream, upstream.backend, None)
+    if section is None:
+        return {}
+    files = {key: str(base / file) for key, file in section.files()}
+    return {upstream.backend: msgspec.structs.replace(section, **files)}
 
 
 def resolve_model(name: str, base: Path) -> str:
@@ -127,6 +143,13 @@ def upstream_file_problems(
     model, tls = upstream.model or "", upstream.tls
     if upstream.is_local and is_path(model) and not Path(model).expanduser().is_dir():
         yield Problem(f"{path}.model", f"there is no folder {model}")
+    if (extra := KINDS[upstream.backend].extra) is not None and not _are_installed(extras[extra]):
+        yield Problem(f"{path}.backend", missing_extra(extra))
+    own = None if (section := upstream.kind_settings) is None else section.extra()
+    if own is not None and not _are_installed(extras[own]):
+        yield Problem(f"{path}.{upstream.backend}", missing_extra(own))
+    if (upstream.proxy or "").startswith("socks") and not _are_installed(extras["egress"]):
+        yield Problem(f"{path}.proxy", missing_extra("egress"))
     if is_grpc(upstream) and not _are_installed(extras["grpc"]):
         yield Problem(f"{path}.replicas", f"gRPC {missing_extra('grpc')}")
     if (tls.certificate is None) is not (tls.private_key is None):

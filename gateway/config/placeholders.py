@@ -18,6 +18,15 @@ LINE_ENDS = "\r\n"
 VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 
 
+# Names of files in the text of router.yaml, before it is parsed.
+FILE_REFERENCE = re.compile(r"\$\{(?:url:)?file:([^}]+)\}")
+
+
+def files_in(text: str, base: Path) -> frozenset[Path]:
+    """Return the files that placeholders of a text name. base: folder that relative paths start from."""
+    return frozenset(base / name for name in FILE_REFERENCE.findall(text.replace("$${", "")))
+
+
 class PlaceholderFiller:
     """Filler of placeholders, which collects a problem for each one that it cannot fill.
 

@@ -13,11 +13,19 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from backends.contract import BackendKind, TokenizerSettings
+from backends.azure.kind import AzureSettings
+from backends.bedrock.kind import BedrockSettings
+from backends.contract import BackendKind, KindSettings, TokenizerSettings
+from backends.google.kind import GeminiSettings, VertexSettings
+from backends.huggingface.kind import HuggingFaceSettings
 from backends.kinds import KINDS
-from backends.openai.kind import API_ADDRESSES, ApiSettings
+from backends.nim.kind import NimSettings
+from backends.openai.kind import API_ADDRESSES
+from backends.openai.settings import ApiSettings, VendorName
+from backends.openai.vendors import VENDORS, vendor_of
 from backends.recipe.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
 from backends.torch.kind import ENGINE
+from backends.watsonx.kind import WatsonxSettings
 from gateway.config.money import PRICE_MAX, budget_of, is_budget
 from gateway.config.problems import similar_name
 
@@ -194,11 +202,20 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     api_key: str = ""
     api_key_header: str | None = None
     headers: dict[str, str] = {}
+    vendor: VendorName | None = None
+    azure: AzureSettings | None = None
+    nim: NimSettings | None = None
+    watsonx: WatsonxSettings | None = None
     embeddings: str | None = None
     rerank: str | None = None
     input_type: dict[InputRole, str] | None = None
     extra_body: dict[str, Any] = {}
     tls: UpstreamTls = UpstreamTls()
+    proxy: str | None = None
+    bedrock: BedrockSettings | None = None
+    gemini: GeminiSettings | None = None
+    vertex: VertexSettings | None = None
+    huggingface: HuggingFaceSettings | None = None
     tokenizer: str | None = None
     token_encoding: str | None = None
     add_bos_token: bool | None = None
@@ -233,8 +250,24 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Fill in the base URL of a hosted API, so that every reader finds it among the replicas."""
-        if not self.replicas and (api := self.api) is not None and (address := API_ADDRESSES[api.kind]):
+        if not self.replicas and (address := self._own_address):
             msgspec.structs.force_setattr(self, "replicas", (address,))
+
+    @property
+    def _own_address(self) -> str | None:
+        """Base URL of a hosted API, if its kind has one or its settings imply it."""
+        if self.vendor is not None:
+            return VENDORS[self.vendor].address
+        settings = self.kind_settings
+        return (settings and settings.address()) or KINDS[self.backend].address
+
+    @property
+    def kind_settings(self) -> KindSettings | None:
+        """The section of its kind of server; the defaults if there is none, None if the kind has no such."""
+        kind = KINDS[self.backend]
+        if kind.settings is None:
+            return None
+        return getattr(self, kind.name) or kind.settings()
 
     @property
     def api(self) -> ApiSettings | None:
@@ -249,7 +282,18 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
             None if types is None else {str(role): word for role, word in types.items()},
             self.extra_body,
             self.task,
+            self.vendor,
         )
+
+    @property
+    def is_vendor(self) -> bool:
+        """True if a vendor computes, who is paid by use."""
+        settings = self.kind_settings
+        if KINDS[self.backend].is_vendor or (settings is not None and settings.is_hosted()):
+            return True
+        if self.api is None:
+            return False
+        return any(vendor_of(self.api, url) is not None for url in self.replicas)
 
     @property
     def devices(self) -> dict[str, str | None]:

@@ -7,12 +7,13 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import msgspec
 
-from backends.contract import TokenizerSettings
+from backends.contract import NO_PROXY, PROXY_SCHEMES, TokenizerSettings
 from backends.contract.errors import ModelUnavailable
 from backends.infinity.kind import INFINITY
 from backends.instructions import template_problem
-from backends.openai.kind import OPENAI, ApiKind
-from backends.openai.shapes import SHAPES, shape_of
+from backends.kinds import KINDS
+from backends.openai.settings import ApiSettings
+from backends.openai.vendors import shape_of
 from backends.recipe.options import RerankPrompt
 from backends.recipe.rerank_template import written_template
 from backends.tei.kind import GRPC_SCHEMES, TEI
@@ -21,6 +22,7 @@ from gateway.config.money import is_budget, token_price
 from gateway.config.problems import Problem, unknown_name
 from gateway.config.schema import (
     COMMIT,
+    KINDS_OF_KEYS,
     OPERATION_SEGMENTS,
     OWN_VOCABULARY,
     Config,
@@ -33,11 +35,18 @@ from gateway.config.schema import (
 )
 
 # Keys that are wrong for other kinds of server. Those that are not here have no effect there.
+OF_ONE_KIND: dict[str, str] = {
+    kind.name: f"is for `backend: {kind.name}`" for kind in KINDS.values() if kind.settings is not None
+}
 FOREIGN = {
-    **dict.fromkeys(
-        ("embeddings", "rerank", "input_type", "extra_body"), f"is for `backend: {', '.join(SHAPES)}`"
-    ),
+    **{
+        key: f"is for `backend: {', '.join(KINDS_OF_KEYS[key])}`"
+        for key in ("embeddings", "rerank", "input_type", "extra_body")
+    },
     **dict.fromkeys(("adapter", "rerank_template"), "the remote server has its own; this is for torch"),
+    "vendor": "is for `backend: openai`",
+    **OF_ONE_KIND,
+    "proxy": "is for APIs of vendors: servers in the cluster, and the built-in engine, are called directly",
     "api_key_header": "torch runs here; it is for remote backends",
     "replicas": "torch runs here; replicas are for remote backends",
     "drained": "torch runs here and is not drained; this is for remote backends",
@@ -70,8 +79,9 @@ def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem
         yield from _engine_problems(upstream, path)
         return
     yield from _key_header_problems(upstream, path)
+    yield from _vendor_problems(upstream, path)
     if (api := upstream.api) is not None:
-        yield from _api_problems(upstream, api.kind, path)
+        yield from _api_problems(upstream, api, path)
     yield from _remote_problems(upstream, path)
 
 
@@ -251,20 +261,51 @@ def _key_header_problems(upstream: UpstreamSettings, path: str) -> Iterator[Prob
         yield Problem(key_path, "is in `headers` too; write it once")
 
 
-def _api_problems(upstream: UpstreamSettings, kind: ApiKind, path: str) -> Iterator[Problem]:
-    """Yield the problems of the settings for OpenAI's API and its relatives."""
-    if upstream.backend != OPENAI.name and not upstream.model:
+def _vendor_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    """Yield the problems of the settings for APIs of vendors, and of the proxy to them."""
+    kind = KINDS[upstream.backend]
+    if upstream.is_vendor and not upstream.model:
         yield Problem(f"{path}.model", "is missing; the API serves many models")
+    if (settings := upstream.kind_settings) is not None:
+        for key, message in settings.problems():
+            yield Problem(f"{path}.{kind.name}.{key}", message)
+    if upstream.discover is not None and (upstream.is_vendor or upstream.proxy not in {None, NO_PROXY}):
+        yield Problem(f"{path}.discover", "is for servers that are called directly; remove it")
+    if upstream.proxy is not None and (problem := proxy_problem(upstream.proxy)):
+        yield Problem(f"{path}.proxy", problem)
+
+
+def proxy_problem(url: str) -> str | None:
+    """Return the problem of a proxy's URL, None if it is valid. The message leaves out the URL."""
+    if url == NO_PROXY:
+        return None
+    try:
+        parts = urlsplit(url)
+        is_proxy = parts.scheme in PROXY_SCHEMES and bool(parts.hostname) and parts.port != 0
+        is_whole = parts.path in {"", "/"} and not (parts.query or parts.fragment)
+    except ValueError:
+        is_proxy = is_whole = False
+    if is_proxy and is_whole and url.isprintable() and " " not in url:
+        return None
+    return (
+        f"not the address of a proxy, http://host:port, or {NO_PROXY}; schemes: {', '.join(PROXY_SCHEMES)}; "
+        "a password with other characters than letters and digits is written `${url:NAME}`"
+    )
+
+
+def _api_problems(upstream: UpstreamSettings, api: ApiSettings, path: str) -> Iterator[Problem]:
+    """Yield the problems of the settings for OpenAI's API and its relatives."""
+    shape = shape_of(api, upstream.model, next(iter(upstream.replicas), ""))
     for key in ("embeddings", "rerank"):
         route = getattr(upstream, key)
         if route is not None and (not route.strip("/") or "://" in route or set("?# ").intersection(route)):
             yield Problem(f"{path}.{key}", "not a path, such as /v1/rerank")
-    if upstream.backend == OPENAI.name and upstream.task == "rerank" and upstream.rerank is None:
+    if upstream.task == "rerank" and shape.rerank is None:
         yield Problem(f"{path}.rerank", "is missing; `task: rerank` needs the path, such as /v1/rerank")
     for key in ("prompts", "instruction_template"):
         if getattr(upstream, key) and _has_types(upstream):
             yield Problem(f"{path}.{key}", f"the server {OWN_PROMPTS}; remove one of both")
-    for name in sorted(SHAPES[kind].own_fields.intersection(upstream.extra_body)):
+    for name in sorted(shape.own_fields.intersection(upstream.extra_body)):
         yield Problem(f"{path}.extra_body.{name}", "the gateway sets this field itself; remove it")
 
 

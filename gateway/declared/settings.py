@@ -93,8 +93,9 @@ def redact(written: Any) -> Any:
     if isinstance(shown.get("replicas"), list):
         # A URL with a password is rejected when it is read, but it is stored as written.
         shown["replicas"] = [shown_url(str(url)) for url in shown["replicas"]]
-    if "api_key" in shown:
-        shown["api_key"] = _redact_value(shown["api_key"])
+    for key in ("api_key", "proxy"):
+        if key in shown:
+            shown[key] = _redact_value(shown[key])
     if "headers" in shown:
         headers = shown["headers"]
         shown["headers"] = (
@@ -192,12 +193,25 @@ def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
     for index, url in enumerate(upstream.replicas):
         if "@" not in url and not BASE_URL.fullmatch(url):
             yield Problem(f"{path}.replicas[{index}]", "not a base URL in plain letters, http://host:port")
+    if upstream.proxy is not None:
+        yield Problem(
+            f"{path}.proxy", "leads requests elsewhere, which router.yaml and HTTPS_PROXY alone may"
+        )
+    if _lends_credentials(upstream):
+        yield Problem(f"{path}.replicas", "would get the credentials of this machine; set `api_key`")
     if upstream.revision is not None and not REVISION.fullmatch(upstream.revision):
         yield Problem(f"{path}.revision", "not the name of a revision")
     if upstream.trust_remote_code:
         yield Problem(f"{path}.trust_remote_code", "runs code, which router.yaml alone may allow")
     if upstream.code_revision is not None:
         yield Problem(f"{path}.code_revision", "names code to run, which router.yaml alone may allow")
+
+
+def _lends_credentials(upstream: UpstreamSettings) -> bool:
+    """Return whether a server elsewhere than at its vendor would get credentials of this machine."""
+    section = upstream.kind_settings
+    uses_machine = section is not None and section.uses_machine and not upstream.api_key
+    return uses_machine and section is not None and upstream.replicas != (section.address(),)
 
 
 def _file_problems(upstream: UpstreamSettings, path: str, files: Path | None) -> Iterator[Problem]:
@@ -209,9 +223,17 @@ def _file_problems(upstream: UpstreamSettings, path: str, files: Path | None) ->
         elif files is not None and not _is_below(files / name, files):
             # A folder of that name is used in place of the hub's model, and it may be a link.
             yield Problem(f"{path}.{field}", LEADS_OUT)
+    for field, name in _named_files(upstream):
+        yield from _file_path_problems(f"{path}.{field}", name, files)
+
+
+def _named_files(upstream: UpstreamSettings) -> Iterator[tuple[str, str]]:
     for field, name in msgspec.structs.asdict(upstream.tls).items():
         if name is not None:
-            yield from _file_path_problems(f"{path}.tls.{field}", name, files)
+            yield f"tls.{field}", name
+    if (section := upstream.kind_settings) is not None:
+        for field, name in section.files():
+            yield f"{upstream.backend}.{field}", name
 
 
 def _named_checkpoints(upstream: UpstreamSettings) -> Iterator[tuple[str, str]]:

@@ -84,7 +84,10 @@ class AttemptRunner:
             attempt.begin_spans(pool.upstream)
         replica.add_batch(attempt.load, now_s)
         self.in_flight.add(attempt)
-        if not (is_hedge or attempt.isolation) and piece.inputs == 1 and len(pool.usable()) > 1:
+        capabilities = replica.capabilities
+        # A second request to a vendor would be paid twice.
+        is_paid = capabilities is not None and capabilities.metered
+        if not (is_hedge or attempt.isolation or is_paid) and piece.inputs == 1 and len(pool.usable()) > 1:
             late_s = self._measures.single_latencies.quantile(HEDGE_QUANTILE)
             if late_s is not None:
                 attempt.hedge_after(late_s, self.hedge)

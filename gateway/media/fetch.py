@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from backends.http.client import trusted_authorities
 from backends.http.responses import InvalidResponse, RawResponse, ResponseReader
+from backends.http.tls import trusted_authorities
 from gateway.config.schema import FetchSettings
 from gateway.media.addresses import Target, check_ips, is_ip, redirected, rules_of, target_of
 from gateway.media.sources import Fetched

@@ -17,6 +17,7 @@ import msgspec
 from gateway.audit.records import AuditRecord
 from gateway.config.diff import ReloadOutcome, compare_configs, with_live_settings
 from gateway.config.load import load_config
+from gateway.config.placeholders import files_in
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config
 from gateway.declared.additions import Additions, Edit, Put, UnknownAddition
@@ -30,26 +31,51 @@ logger = logging.getLogger("gateway")
 
 # Time between two looks at the file.
 POLL_EVERY_S = 1.0
+# The same for the files of secrets, of which a rotation leaves the old one valid for a while.
+SECRETS_EVERY_S = 5.0
 
 
-class ConfigSource(msgspec.Struct, frozen=True):
+Fingerprint: TypeAlias = tuple[int, int, int]
+
+
+class ConfigSource:
     """Path of router.yaml. environment: values of its placeholders."""
 
-    path: Path
-    environment: Mapping[str, str]
+    def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
+        self.path = path
+        self.environment = environment
+        self._as_read = self.fingerprint()
+
+    @property
+    def is_edited(self) -> bool:
+        """True if the file differs from when it was read."""
+        return self.fingerprint() != self._as_read
 
     async def read(self) -> Config:
         """Load the file as `gateway check` does. Raises: ConfigError."""
+        self._as_read = self.fingerprint()
         # In a thread: a file system may be slow, and the parent has children to watch.
         return await asyncio.to_thread(load_config, self.path, self.environment)
 
-    def fingerprint(self) -> tuple[int, int, int] | None:
+    def fingerprint(self) -> Fingerprint | None:
         """Return a value that differs for an edited or replaced file, or None if there is no file."""
+        return _fingerprint(self.path)
+
+    def secrets(self) -> dict[Path, Fingerprint | None]:
+        """Return a fingerprint of each file that a placeholder names."""
         try:
-            status = self.path.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
+            text = self.path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return {}
+        return {file: _fingerprint(file) for file in files_in(text, self.path.parent)}
+
+
+def _fingerprint(file: Path) -> Fingerprint | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 async def watch_file(source: ConfigSource, on_change: Callable[[], None]) -> None:
@@ -60,6 +86,22 @@ async def watch_file(source: ConfigSource, on_change: Callable[[], None]) -> Non
         current = source.fingerprint()
         # A change counts once two polls agree, so that a file that is still being written is not read.
         if current is not None and current == previous and current != reported:
+            reported = current
+            on_change()
+        previous = current
+
+
+async def watch_secrets(source: ConfigSource, on_change: Callable[[], None]) -> None:
+    """Call back after each change of a file that a placeholder names; runs until cancelled.
+
+    A file that is edited is left to its operator, who applies it whole.
+    """
+    reported = previous = source.secrets()
+    while True:
+        await asyncio.sleep(SECRETS_EVERY_S)
+        current = source.secrets()
+        is_whole = current == previous and None not in current.values()
+        if is_whole and current != reported and not source.is_edited:
             reported = current
             on_change()
         previous = current

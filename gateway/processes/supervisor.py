@@ -36,7 +36,14 @@ from gateway.declared.store import AdditionsInMemory, AdditionsInRedis
 from gateway.events import GatewayDrained, ProcessRestarted
 from gateway.processes import messages
 from gateway.processes.child import Restarts
-from gateway.processes.config_applier import ConfigApplier, ConfigSource, ReloadJob, ReloadQueue, watch_file
+from gateway.processes.config_applier import (
+    ConfigApplier,
+    ConfigSource,
+    ReloadJob,
+    ReloadQueue,
+    watch_file,
+    watch_secrets,
+)
 from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
 from gateway.processes.instance import Host
@@ -214,6 +221,8 @@ class Supervisor:
         if self._start_config.reload.watch:
             on_change = partial(self._enqueue_reload, self._actor("file watch"))
             tasks.append(asyncio.create_task(watch_file(self._source, on_change)))
+        on_rotation = partial(self._enqueue_reload, self._actor("secret file"))
+        tasks.append(asyncio.create_task(watch_secrets(self._source, on_rotation)))
         await self._stop.wait()
         # A second Ctrl-C does not wait for requests in flight.
         second_signal = asyncio.create_task(self._stop_at_once.wait())

@@ -11,6 +11,7 @@ again and its reference texts are embedded.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -48,6 +49,9 @@ CHECK_EVERY_S = 1.0
 IDLE_PROBE_AFTER_S = 5.0
 # A replica that refuses callers' work is asked for its description at most this often.
 DESCRIBE_AGAIN_AFTER_S = 5.0
+# Checks of a replica whose requests cost money, within a day: of one that joins, or seems to hang.
+PAID_CHECKS_PER_DAY = 24
+DAY_S = 86_400.0
 # A short text in every language's vocabulary.
 PROBE_TEXT = "ok"
 # Interval between questions whether a model is in memory.
@@ -91,6 +95,8 @@ class Prober:
         self._space = space
         self._idle_since_s = clock()
         self._described_s = clock()
+        # Times of checks that cost money, within the last day.
+        self._paid_s: deque[float] = deque()
         # Until then the replica, which is not up, asked for no requests.
         self._paused_until_s = 0.0
 
@@ -129,13 +135,30 @@ class Prober:
                 self._report_failed_join(error)
             return False
         # Work would load a model that no caller has asked for.
-        if capabilities.loaded and not await self._passes_checks(capabilities):
-            return False
+        if capabilities.loaded:
+            if self._may_check(capabilities):
+                if not await self._passes_checks(capabilities):
+                    return False
+            elif replica.joined is None:
+                # It failed every check of the day, and its reason has been reported.
+                return False
         if self._space is not None and self._is_rejected(self._space):
             pool.transition(replica, ReplicaEvent.FOREIGN, self._space.mismatch_reason(replica.name))
             return False
         replica.keep_out(None)
         pool.transition(replica, ReplicaEvent.JOINED, self._summary(capabilities), capabilities)
+        return True
+
+    def _may_check(self, capabilities: Capabilities) -> bool:
+        """Return whether a replica is sent work of the gateway's own; count it if it costs money."""
+        if not capabilities.metered:
+            return True
+        now_s = self._clock()
+        while self._paid_s and now_s - self._paid_s[0] > DAY_S:
+            self._paid_s.popleft()
+        if len(self._paid_s) >= PAID_CHECKS_PER_DAY:
+            return False
+        self._paid_s.append(now_s)
         return True
 
     async def _passes_checks(self, capabilities: Capabilities) -> bool:
@@ -242,6 +265,8 @@ class Prober:
             await self._describe_again()
 
     async def _probe_stalled(self, capabilities: Capabilities) -> None:
+        if not self._may_check(capabilities):
+            return
         try:
             await _probe_work(self._replica, capabilities)
         except BackendError as error:

@@ -20,6 +20,7 @@ from backends.contract import (
     TokenizerSource,
 )
 from backends.kinds import KINDS
+from backends.openai.vendors import vendor_at
 from backends.torch.wire import socket_and_base
 from gateway.config.schema import UpstreamSettings
 from gateway.events import ConnectionFaulted, Observe, UpstreamServer
@@ -42,10 +43,9 @@ from gateway.vector_spaces.store import FingerprintStore
 OpenReplica = Callable[[BackendKind, ReplicaSpec], Backend]
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
-# OpenTelemetry's names of hosted APIs in OpenAI's form, by the end of their host; others are `openai`.
+# OpenTelemetry's names of other hosted APIs in OpenAI's form, by the end of their host.
 HOSTED_PROVIDERS = {
     ".openai.azure.com": "azure.ai.openai",
-    "api.mistral.ai": "mistral_ai",
     "generativelanguage.googleapis.com": "gcp.gemini",
     "aiplatform.googleapis.com": "gcp.vertex_ai",
 }
@@ -245,7 +245,10 @@ def create_replica(settings: UpstreamSettings, place: ReplicaAddress, opener: Re
         tls,
         _tokenizer_source(settings),
         place.ip,
-        settings=settings.api,
+        settings=settings.api or settings.kind_settings,
+        task=settings.task,
+        extra_body=settings.extra_body,
+        proxy=settings.proxy,
     )
     fixed = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_local else None)
     start = KINDS[settings.backend].window or SIZE_START
@@ -261,16 +264,18 @@ def server_of(backend: BackendKind, address: str) -> UpstreamServer:
         return UpstreamServer(backend, socket_and_base(address)[0])
     parts = urlsplit(address)
     host = parts.hostname or ""
-    provider: str = backend
+    provider = KINDS[backend].provider or backend
     if backend == "openai":
-        provider = next((name for end, name in HOSTED_PROVIDERS.items() if host.endswith(end)), backend)
+        vendor = vendor_at(address)
+        own = vendor.provider if vendor is not None and vendor.provider else backend
+        provider = next((name for end, name in HOSTED_PROVIDERS.items() if host.endswith(end)), own)
     return UpstreamServer(provider, host, parts.port or DEFAULT_PORTS.get(parts.scheme))
 
 
 def _headers_of(settings: UpstreamSettings) -> dict[str, str]:
     if not settings.api_key:
         return dict(settings.headers)
-    name = settings.api_key_header or "authorization"
+    name = settings.api_key_header or KINDS[settings.backend].key_header or "authorization"
     # Other headers, such as Azure's api-key, carry the bare key.
     is_bearer = name.lower() == "authorization"
     return {**settings.headers, name: f"Bearer {settings.api_key}" if is_bearer else settings.api_key}

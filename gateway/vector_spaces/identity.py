@@ -23,6 +23,7 @@ NEUTRAL_SETTINGS = frozenset(
         "api_key",
         "api_key_header",
         "tls",
+        "proxy",
         "policy",
         "request_inputs",
         "request_tokens",

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.openai.kind import ApiKind
+from backends.openai.settings import ApiKind
 from backends.openai.shapes import SHAPES
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots

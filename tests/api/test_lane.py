@@ -749,6 +749,20 @@ async def test_a_refusal_of_one_input_leaves_the_window_as_it_is() -> None:
     assert rig.replicas[0].window.size < 4
 
 
+async def test_a_metered_replica_gets_no_hedge() -> None:
+    rig = Rig(2, window=2)
+    await with_known_latencies(rig)
+    for replica in rig.replicas:
+        metered = msgspec.structs.replace(rig.replica.capabilities, metered=True)
+        rig.pool.update_capabilities(replica, metered)
+    late = rig.call("late")
+    await until(lambda: any(backend.pending for backend in rig.backends))
+    (attempt,) = rig.lane._attempts.in_flight
+    assert attempt.hedge_timer is None
+    next(backend for backend in rig.backends if backend.pending).pending[0].succeed()
+    assert_vectors(await late, "late")
+
+
 @pytest.mark.parametrize("pause_s", [None, 30.0])
 async def test_a_metered_replica_gets_no_check_and_is_held_after_two_inputs(pause_s: float | None) -> None:
     rig = Rig(1)

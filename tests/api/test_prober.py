@@ -2,13 +2,14 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from backends.contract import Capabilities, Reply
 from backends.contract.errors import BackendError, ReplicaFailed, ReplicaUnavailable
 from gateway.events import ReplicaChanged
 from gateway.routing import prober
-from gateway.routing.health import State
+from gateway.routing.health import USABLE, ReplicaEvent, State
 from gateway.routing.pool import Pool
 from gateway.routing.prober import ProbeIntervals, Prober
 from gateway.routing.replica import BRIEF_MIN_S, STALL_MIN_S, BatchLoad, Replica
@@ -134,3 +135,35 @@ async def test_an_engine_that_fails_its_first_check_is_down_with_the_reason(
     assert ["no number"] * (state is State.DOWN) == [
         event.reason for event in events if isinstance(event, ReplicaChanged)
     ]
+
+
+async def test_a_vendor_is_sent_few_texts_of_our_own_in_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prober, "PAID_CHECKS_PER_DAY", 3)
+    replica, checked = Replica("vendor", HeldReplica()), []
+    pool = Pool("up", [replica], "least_tokens", lambda _: None)
+    metered = msgspec.structs.replace(replica.backend.capabilities, metered=True)  # type: ignore[attr-defined]
+    now_s = 0.0
+
+    async def describe(_: float) -> Capabilities:
+        return metered
+
+    async def answer(texts: list[str]) -> Reply:
+        checked.append(texts)
+        return reply_to(texts)
+
+    replica.backend.describe = describe  # type: ignore[method-assign]
+    replica.backend.handler = answer  # type: ignore[attr-defined]
+    watch = Prober(pool, replica, IMPATIENT, lambda: now_s)
+    joins, texts = [], []
+    for hour in range(40):
+        now_s = hour * 3600.0
+        if replica.state in USABLE:
+            pool.transition(replica, ReplicaEvent.UNREACHED, "it is not reached")
+        before = len(checked)
+        joins.append(await watch._try_join())
+        texts.append(len(checked) > before)
+
+    # It joins each time; of those after a failure, few send it a text before callers do.
+    assert [True] * 40 == joins
+    assert 2 == sum(texts[:24])
+    assert any(texts[24:])

@@ -36,7 +36,8 @@ from backends.contract.vectors import sigmoid
 from backends.http.client import UpstreamResponse
 from backends.openai.adapter import OpenAIBackend
 from backends.openai.api import OpenAIProfile, decode, encode, failure
-from backends.openai.kind import API_ADDRESSES, ApiKind, ApiSettings
+from backends.openai.kind import API_ADDRESSES
+from backends.openai.settings import ApiKind, ApiSettings
 from backends.openai.shapes import SHAPES, path_of
 from tests.backends.invalid_replies import body_of, packed
 from tests.conftest import remote_backend
@@ -217,7 +218,7 @@ def envelope(message: str, code: str | None = None, kind: str = "invalid_request
         (401, envelope("Incorrect API key: secret", "invalid_api_key"), CredentialRefused),
         (403, b"", CredentialRefused),
         (429, envelope("slow down", "rate_limit_exceeded", "tokens"), ReplicaOverloaded),
-        (429, envelope("no money", "insufficient_quota", "insufficient_quota"), ReplicaFailed),
+        (429, envelope("no money", "insufficient_quota", "insufficient_quota"), ReplicaOverloaded),
         (503, b"Loading model", ReplicaUnavailable),
         (500, b"secret", ReplicaFailed),
         (502, b"<html>", ReplicaFailed),

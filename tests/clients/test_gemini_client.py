@@ -1,9 +1,18 @@
 """Google's own client for the Gemini API, sync and async."""
 
+import json
 import math
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 from google import genai
+from google.auth.credentials import Credentials
 from google.genai import errors, types
 
 from tests.clients.conftest import Gateway
@@ -83,3 +92,104 @@ def test_counts_tokens(gateway: Gateway) -> None:
 
     assert 12 == client.models.count_tokens(model=gateway.model, contents=contents).total_tokens
     assert 4 == client.models.count_tokens(model=gateway.model, contents=TEXTS[0]).total_tokens
+
+
+# --- the client's own requests, to which tests/backends/test_google.py holds those of upstreams
+
+RECORDED = Path(__file__).parents[1] / "fakes/google_genai_requests.json"
+PICTURE = types.Part.from_bytes(data=b"png", mime_type="image/png")
+
+
+class AccessToken(Credentials):
+    """Credentials with a token that needs no server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = "token"
+
+    def refresh(self, request: object) -> None:
+        """Keep the token."""
+
+
+class Recorder(BaseHTTPRequestHandler):
+    """Server that notes each request and answers with a vector for each input."""
+
+    seen: list[tuple[str, Any]]
+
+    def do_POST(self) -> None:
+        """Answer a request."""
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.seen.append((self.path, body))
+        values, statistics = [1.0], {"token_count": 1.0, "truncated": False}
+        if "instances" in body:
+            prediction = {"embeddings": {"values": values, "statistics": statistics}}
+            answer: dict[str, Any] = {"predictions": [prediction] * len(body["instances"])}
+        elif "requests" in body:
+            answer = {"embeddings": [{"values": values}] * len(body["requests"])}
+        else:
+            answer = {"embedding": {"values": values}}
+        reply = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@contextmanager
+def recording() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """Yield the address of a recorder, and what it received."""
+    seen: list[tuple[str, Any]] = []
+    server = HTTPServer(("127.0.0.1", 0), type("Recorder", (Recorder,), {"seen": seen}))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_requests_to_google_are_as_recorded() -> None:
+    """Compare with the recorded requests; with RECORD=1 write them."""
+    both = types.Content(parts=[types.Part(text="a"), PICTURE])
+    calls: dict[str, tuple[str, Any, dict[str, Any]]] = {
+        "gemini": ("gemini-embedding-001", ["a", "b"], {"task_type": "RETRIEVAL_QUERY"}),
+        "gemini picture": ("gemini-embedding-2", [both], {}),
+        "vertex text": (
+            "text-embedding-005",
+            ["a", "b"],
+            {"task_type": "RETRIEVAL_DOCUMENT", "auto_truncate": False},
+        ),
+        "vertex": (
+            "gemini-embedding-001",
+            ["a"],
+            {"task_type": "RETRIEVAL_DOCUMENT", "auto_truncate": True},
+        ),
+        "vertex picture": ("gemini-embedding-2", [both], {"auto_truncate": True}),
+    }
+    with recording() as (url, seen):
+        options = types.HttpOptions(base_url=url)
+        clients = {
+            "gemini": genai.Client(api_key="key", http_options=options),
+            "vertex": genai.Client(
+                vertexai=True,
+                project="a-project",
+                location="europe-west4",
+                credentials=AccessToken(),
+                http_options=options,
+            ),
+        }
+        for name, (model, contents, config) in calls.items():
+            client = clients[name.partition(" ")[0]]
+            found = types.EmbedContentConfig(**config)
+            client.models.embed_content(model=model, contents=contents, config=found)
+    requests = dict(zip(calls, [list(request) for request in seen], strict=True))
+    if os.environ.get("RECORD"):
+        RECORDED.write_text(json.dumps(requests, indent=1) + "\n")
+
+    assert json.loads(RECORDED.read_text()) == requests

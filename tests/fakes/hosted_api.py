@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from backends.openai.kind import ApiKind, ApiSettings
+from backends.openai.settings import ApiKind, ApiSettings
 from tests.fakes.openai import rerank_tokens, scores_of
 from tests.fakes.server import ErrorReply, FakeServer, Route, encode_vector
 from tests.fakes.tei import tokens_of, vector_of

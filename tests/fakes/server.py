@@ -14,10 +14,19 @@ from tests.fakes.tei import Hook, is_probe, vector_of
 class ErrorReply(Exception):
     """Response of another status than 200."""
 
-    def __init__(self, status: int, body: Any) -> None:
+    def __init__(self, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(str(body))
         self.status = status
+        self.headers = headers or {}
         self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+
+class HeadedReply:
+    """Reply of status 200 with headers."""
+
+    def __init__(self, body: Any, headers: Mapping[str, str]) -> None:
+        self.body = body
+        self.headers = headers
 
 
 Route = Callable[[dict[str, Any]], Any]
@@ -54,14 +63,22 @@ class FakeServer:
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         self.headers.append(headers)
         self.queries.append(scope["query_string"])
+        reply_headers: Mapping[str, str] = {}
         try:
+            self.check_request(scope, headers, body)
             status, content = await self._answer(scope["path"], headers, body)
+            if isinstance(content, HeadedReply):
+                content, reply_headers = json.dumps(content.body).encode(), content.headers
         except ErrorReply as error:
-            status, content = error.status, error.body
-        await send({"type": "http.response.start", "status": status, "headers": []})
+            status, content, reply_headers = error.status, error.body, error.headers
+        raw_headers = [(name.encode(), value.encode()) for name, value in reply_headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": raw_headers})
         await send({"type": "http.response.body", "body": content})
 
-    async def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+    def check_request(self, scope: Any, headers: dict[str, str], body: bytes) -> None:
+        """Check what a wire signs. Raises: ErrorReply."""
+
+    async def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
         self.check_key(path, headers)
         route = self.routes().get(path.removeprefix(self.prefix)) if path.startswith(self.prefix) else None
         parsed = json.loads(body) if body else {}
@@ -73,7 +90,9 @@ class FakeServer:
         if route is None:
             raise ErrorReply(404, {"detail": "Not Found"})
         reply = route(parsed)
-        return 200, reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+        if isinstance(reply, bytes | HeadedReply):
+            return 200, reply
+        return 200, json.dumps(reply).encode()
 
     def check_key(self, path: str, headers: dict[str, str]) -> None:  # noqa: ARG002 - vLLM's fake uses the path
         """Check the API key.

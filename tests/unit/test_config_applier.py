@@ -20,10 +20,12 @@ from gateway.processes.config_applier import (
     ConfigSource,
     ReloadJob,
     ReloadQueue,
+    watch_secrets,
 )
 from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.store.errors import StoreUnavailable
 from tests.unit.test_addition_settings import FILE, TEI
+from tests.waiting import PATIENCE_S
 
 TWO, MORE = Put("upstreams", "two", TEI), Put("models", "more", {"upstream": "two"})
 
@@ -229,3 +231,31 @@ async def test_merges_equal_reloads_and_runs_every_edit() -> None:
 
     assert ["file", TWO, "added", TWO, MORE] == done
     assert sorted(map(str, requested)) == sorted(map(str, answered))
+
+
+async def test_a_rotated_secret_is_applied_and_an_edited_file_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.processes.config_applier.SECRETS_EVERY_S", 0.01)
+    file, secret = tmp_path / "router.yaml", tmp_path / "key"
+    file.write_text("upstreams: {a: {api_key: '${file:key}', headers: {x: '$${file:other}'}}}")
+    secret.write_text("first")
+    source = ConfigSource(file, {})
+    changed = asyncio.Event()
+    watch = asyncio.create_task(watch_secrets(source, changed.set))
+    assert {secret} == set(source.secrets())
+    try:
+        # As Kubernetes does: another file takes the name.
+        await asyncio.sleep(0)
+        (tmp_path / "new").write_text("second")
+        (tmp_path / "new").replace(secret)
+        await asyncio.wait_for(changed.wait(), PATIENCE_S)
+
+        changed.clear()
+        file.write_text(file.read_text() + "# half of an edit")
+        assert source.is_edited
+        secret.write_text("the third one")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(changed.wait(), 0.2)
+    finally:
+        watch.cancel()

@@ -214,7 +214,7 @@ def test_table_lists_every_invalid_file() -> None:
     [
         ("unknown_upstream", "tei"),
         ("unknown_key", "upstreams, models, defaults, tenants"),
-        ("unknown_backend", "tei, infinity, vllm, openai, cohere, jina, voyage, torch"),
+        ("unknown_backend", "tei, infinity, vllm, openai, cohere, jina, voyage, azure, bedrock"),
         ("infinity_without_a_tokenizer", "a hub id, or the path"),
         ("former_keys", "`batch_inputs` is now `request_inputs`"),
         ("unknown_limit", "<requests|tokens|inputs|images|batch_tokens>_per_<second|minute|hour|day|month>"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backends.openai.kind import ApiSettings
+from backends.openai.settings import ApiSettings
 from gateway.config.load import parse_config
 from gateway.config.schema import UpstreamSettings
 from gateway.upstreams.factory import ReplicaAddress, ReplicaOpener, create_replica
@@ -86,8 +86,8 @@ def test_sends_the_key_in_its_header(settings: dict[str, Any], expected: dict[st
     ("settings", "path", "message"),
     [
         ({"backend": "voyage"}, "model", "the API serves many models"),
-        ({"backend": "tei", "replicas": ["http://t"], "rerank": "/rerank"}, "rerank", "`backend: openai,"),
-        ({"backend": "torch", "model": "m", "extra_body": {"a": 1}}, "extra_body", "`backend: openai,"),
+        ({"backend": "tei", "replicas": ["http://t"], "rerank": "/rerank"}, "rerank", "openai, cohere"),
+        ({"backend": "torch", "model": "m", "extra_body": {"a": 1}}, "extra_body", "openai, cohere"),
         ({"backend": "tei", "replicas": ["http://t?a=b"]}, "replicas[0]", "not a base URL"),
         (OPENAI | {"replicas": ["http://api#x"]}, "replicas[0]", "not a base URL"),
         (OPENAI | {"replicas": ["grpc://t:1"]}, "replicas[0]", "gRPC is for `backend: tei`"),

@@ -1,0 +1,1 @@
+"""Azure OpenAI, and rerankers of Azure's Foundry."""

@@ -1,0 +1,1 @@
+"""Google: the Gemini API, Vertex AI and its ranking API."""

@@ -1,0 +1,65 @@
+"""Settings of Vertex AI and of the Gemini API, and facts that are known without their adapters."""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from backends.contract import VENDOR_KEYS, KindSettings, ServerKind
+
+GLOBAL = "global"
+
+
+class GeminiSettings(KindSettings, frozen=True):
+    """Settings of models of the Gemini API. input_type: the task of each role, in place of the API's own."""
+
+    input_type: Mapping[str, str] = {}
+
+
+class VertexSettings(KindSettings, frozen=True):
+    """Settings of models of Vertex AI and of the ranking API.
+
+    credentials: path of a file of a service account or of workload identity; None for the default credentials
+    of the machine. input_type: as in `GeminiSettings`.
+    """
+
+    uses_machine: ClassVar[bool] = True
+
+    project: str = ""
+    location: str = GLOBAL
+    credentials: str | None = None
+    input_type: Mapping[str, str] = {}
+
+    def address(self) -> str:
+        """Return the base URL of a location."""
+        prefix = "" if self.location == GLOBAL else f"{self.location}-"
+        return f"https://{prefix}aiplatform.googleapis.com"
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield the file of the credentials."""
+        if self.credentials is not None:
+            yield "credentials", self.credentials
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield the problem of a missing project."""
+        if not self.project:
+            yield "project", "is missing; it is the id of the project that is billed"
+
+
+GEMINI = ServerKind(
+    "gemini",
+    "backends.google.gemini",
+    "https://generativelanguage.googleapis.com/v1beta",
+    is_vendor=True,
+    settings=GeminiSettings,
+    provider="gcp.gemini",
+    key_header="x-goog-api-key",
+    keys=VENDOR_KEYS | {"gemini"},
+)
+VERTEX = ServerKind(
+    "vertex",
+    "backends.google.vertex",
+    is_vendor=True,
+    settings=VertexSettings,
+    extra="google",
+    provider="gcp.vertex_ai",
+    keys=VENDOR_KEYS | {"vertex"},
+)

@@ -1,0 +1,1 @@
+"""Hosted APIs with a request of their own for each model."""

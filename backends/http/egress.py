@@ -1,0 +1,66 @@
+"""Clients of vendors' APIs: through the proxy of the network, over HTTP/2 if it is installed.
+
+Servers in the cluster are called by the own pool, to which the environment's proxy never applies.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from typing import TypeAlias
+from urllib.request import getproxies, proxy_bypass
+
+import httpx
+
+from backends.contract import NO_PROXY, ReplicaSpec
+from backends.http.client import IDLE_S, Authorizer, ConnectionOptions, UpstreamClient
+from backends.http.faults import CONNECT_TIMEOUT_S
+from backends.http.httpx_transport import HttpxTransport
+from backends.http.tls import tls_context
+
+# Returns the client of a replica, with the credentials of each request, if they are not in its headers.
+OpenClient: TypeAlias = Callable[[ReplicaSpec, Authorizer | None], UpstreamClient]
+# h2 is in the extra `egress`.
+HAS_HTTP2 = importlib.util.find_spec("h2") is not None
+
+
+def proxy_of(address: str, configured: str | None = None) -> str | None:
+    """Return the URL of the proxy for an address, None for a direct connection.
+
+    configured: `upstreams.<name>.proxy`. Without it HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY
+    decide, as for httpx, curl and most programs.
+    """
+    if configured is not None:
+        return None if configured == NO_PROXY else configured
+    url, proxies = httpx.URL(address), getproxies()
+    found = proxies.get(url.scheme) or proxies.get("all")
+    host = url.host if url.port is None else f"{url.host}:{url.port}"
+    if not found or proxy_bypass(host):
+        return None
+    return found if "://" in found else f"http://{found}"
+
+
+def open_egress(
+    spec: ReplicaSpec, authorizer: Authorizer | None = None, idle_s: float = IDLE_S
+) -> UpstreamClient:
+    """Return a client of a vendor's API; it connects on its first request.
+
+    authorizer: adds the credentials of each request, None if they are in `spec.headers`.
+    """
+    proxy = proxy_of(spec.address, spec.proxy)
+    options = ConnectionOptions(tls=spec.tls, idle_s=idle_s, report=spec.report, proxy=proxy)
+
+    def open_transport() -> httpx.AsyncBaseTransport:
+        limits = httpx.Limits(keepalive_expiry=idle_s)
+        return httpx.AsyncHTTPTransport(
+            tls_context(spec.tls, "httpx"),
+            http2=HAS_HTTP2,
+            limits=limits,
+            proxy=None if proxy is None else _proxy(proxy, spec),
+        )
+
+    transport = HttpxTransport(open_transport, CONNECT_TIMEOUT_S, spec.report)
+    return UpstreamClient(spec.address, spec.headers, options, transport=transport, authorizer=authorizer)
+
+
+def _proxy(url: str, spec: ReplicaSpec) -> httpx.Proxy:
+    is_tls = httpx.URL(url).scheme == "https"
+    return httpx.Proxy(url, ssl_context=tls_context(spec.tls, "proxy") if is_tls else None)

@@ -1,0 +1,1 @@
+"""NVIDIA NIM, on own machines and hosted."""

@@ -1,0 +1,1 @@
+"""IBM watsonx.ai."""

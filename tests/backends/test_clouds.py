@@ -1,0 +1,292 @@
+"""Azure OpenAI, NVIDIA NIM and watsonx.ai: requests, replies and credentials, against stubs of their wire."""
+
+import time
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from backends.contract import Backend, Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, Truncate
+from backends.contract.errors import (
+    CredentialRefused,
+    InvalidWork,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+    UnsupportedWork,
+)
+from backends.contract.vectors import sigmoid
+from backends.http.client import UpstreamResponse
+from backends.openai.api import failure as openai_failure
+from gateway.config.schema import UpstreamSettings
+from gateway.upstreams.factory import ReplicaAddress, ReplicaOpener, create_replica
+from tests.conftest import remote_backend
+from tests.fakes.clouds import FakeAzure, FakeNim, FakeWatsonx
+from tests.fakes.server import FakeServer, logit_of
+from tests.fakes.tei import vector_of
+from tests.fakes.threaded import serve_in_thread
+
+LONG = " ".join(["word"] * 20)
+RERANK = Rerank("a", ("a", "b", "c"))
+
+
+async def opened(server: FakeServer, written: dict[str, Any], *, joins: bool = True) -> Backend:
+    """Return the backend of the first replica of settings as router.yaml has them."""
+    settings = msgspec.convert(written, UpstreamSettings)
+    specs: list[ReplicaSpec] = []
+
+    def keep(kind: Any, spec: ReplicaSpec) -> Backend:
+        specs.append(spec)
+        return remote_backend(kind, spec, httpx.ASGITransport(server))
+
+    address = settings.replicas[0]
+    replica = create_replica(settings, ReplicaAddress(address, address), ReplicaOpener("u", keep))
+    if joins:
+        await replica.backend.describe(5.0)
+    return replica.backend
+
+
+async def embedded(backend: Backend, work: Embed) -> EmbedReply:
+    reply = await backend.run(work, 5.0)
+    assert isinstance(reply, EmbedReply)
+    return reply
+
+
+async def reranked(backend: Backend, work: Rerank = RERANK) -> RerankReply:
+    reply = await backend.run(work, 5.0)
+    assert isinstance(reply, RerankReply)
+    return reply
+
+
+# --- Azure
+
+
+AZURE = {"backend": "azure", "replicas": ["https://name.openai.azure.com"], "model": "small"}
+AZURE_KEY = {"api_key": "azure-key-1234"}
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "query"),
+    [
+        ({"api_version": "2024-10-21"}, "/openai/deployments/small/embeddings", b"api-version=2024-10-21"),
+        ({}, "/openai/v1/embeddings", b""),
+    ],
+)
+async def test_azure_embeds_with_a_deployment(section: dict[str, Any], path: str, query: bytes) -> None:
+    server = FakeAzure()
+    backend = await opened(server, {**AZURE, **AZURE_KEY, "azure": section})
+    reply = await embedded(backend, Embed(("a", "b c")))
+
+    assert np.allclose(reply.vectors, [vector_of("a"), vector_of("b c")])
+    assert path == server.requests[-1][0]
+    assert "small" == server.requests[-1][1]["model"]
+    assert query == server.queries[-1]
+    assert "azure-key-1234" == server.headers[-1]["api-key"]
+    assert "authorization" not in server.headers[-1]
+
+
+async def test_a_deployment_that_does_not_exist_is_no_fault_of_a_caller() -> None:
+    written = {**AZURE, **AZURE_KEY, "model": "none", "azure": {"api_version": "2024-10-21"}}
+    with pytest.raises(ReplicaFailed, match="does not serve this model"):
+        await opened(FakeAzure(), written)
+
+
+async def test_a_refused_key_of_azure() -> None:
+    with pytest.raises(CredentialRefused):
+        await opened(FakeAzure(), AZURE | {"api_key": "another-key-1"})
+
+
+async def test_coheres_reranker_of_foundry(small_files: str) -> None:
+    server = FakeAzure()
+    settings = {
+        "backend": "azure",
+        "replicas": ["https://name.services.ai.azure.com"],
+        "model": "ranker",
+        "task": "rerank",
+        "tokenizer": small_files,
+        **AZURE_KEY,
+    }
+    reply = await reranked(await opened(server, settings))
+
+    assert 3 == len(reply.scores)
+    assert "/providers/cohere/v2/rerank" == server.requests[-1][0]
+    assert "Bearer azure-key-1234" == server.headers[-1]["authorization"]
+    assert "api-key" not in server.headers[-1]
+
+
+class FakeIdentity(FakeServer):
+    """Managed identity of a machine of Azure, as App Service has it."""
+
+    issued = 0
+
+    def routes(self) -> Any:
+        return {"/token": self._token}
+
+    def _token(self, _: dict[str, Any]) -> Any:
+        self.issued += 1
+        ends = int(time.time()) + 3600
+        resource = "https://cognitiveservices.azure.com"
+        return {
+            "access_token": f"entra-token-{self.issued}",
+            "expires_on": str(ends),
+            "resource": resource,
+            "token_type": "Bearer",
+        }
+
+
+async def test_azure_takes_tokens_of_entra(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("azure.identity")
+    server, identity = FakeAzure(), FakeIdentity()
+    server.token = "entra-token-1"
+    with serve_in_thread(identity) as address:
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{address}/token")
+        monkeypatch.setenv("IDENTITY_HEADER", "header-of-the-machine")
+        backend = await opened(server, {**AZURE, "azure": {"entra": True}})
+        await embedded(backend, Embed(("a",)))
+        await backend.aclose()
+
+    assert 1 == identity.issued
+    assert b"resource=https://cognitiveservices.azure.com" in identity.queries[0]
+    assert "Bearer entra-token-1" == server.headers[-1]["authorization"]
+
+
+# --- NIM
+
+
+NIM = {"backend": "nim", "replicas": ["http://nim:8000"]}
+RANKER = "nvidia/llama-3.2-nv-rerankqa-1b-v2"
+
+
+async def test_nim_embeds_by_role() -> None:
+    server = FakeNim()
+    backend = await opened(server, NIM)
+    passages = await embedded(backend, Embed(("a", "b")))
+    queries = await embedded(backend, Embed(("a",), prompt_name="query"))
+
+    assert np.allclose(passages.vectors, [vector_of("a"), vector_of("b")])
+    assert np.allclose(queries.vectors, [vector_of("query: a")])
+    assert "query" == server.requests[-1][1]["input_type"]
+    assert "nvidia/llama-nemotron-embed-1b-v2" == server.requests[-1][1]["model"]
+
+
+@pytest.mark.parametrize(
+    ("truncate", "word"), [(Truncate.ERROR, "NONE"), (Truncate.LEFT, "START"), (Truncate.RIGHT, "END")]
+)
+async def test_nim_cuts_as_it_is_told(truncate: Truncate, word: str) -> None:
+    server = FakeNim()
+    backend = await opened(server, NIM)
+    await embedded(backend, Embed(("a",), truncate=truncate))
+    assert word == server.requests[-1][1]["truncate"]
+
+
+async def test_nim_refuses_a_long_input_by_its_length() -> None:
+    backend = await opened(FakeNim(), NIM)
+    with pytest.raises(InvalidWork, match="maximum context length is 16 tokens"):
+        await embedded(backend, Embed((LONG,), truncate=Truncate.ERROR))
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+async def test_nim_ranks_by_logits(hosted: bool) -> None:
+    server = FakeNim(reranks=True, hosted=hosted)
+    written = {"backend": "nim", "model": RANKER, "task": "rerank"}
+    backend = await opened(server, written | ({"nim": {"hosted": True}} if hosted else NIM))
+    scores = await reranked(backend)
+    raw = await reranked(backend, msgspec.structs.replace(RERANK, raw_scores=True))
+
+    logits = np.array([logit_of("a", text) for text in RERANK.documents], np.float32)
+    assert np.allclose(raw.scores, logits)
+    assert np.allclose(scores.scores, sigmoid(logits))
+    assert {"text": "a"} == server.requests[-1][1]["query"]
+    assert "END" == server.requests[-1][1]["truncate"]
+    path = "/v1/retrieval/nvidia/llama-3_2-nv-rerankqa-1b-v2/reranking" if hosted else "/v1/ranking"
+    assert path == server.requests[-1][0]
+
+
+async def test_a_nim_on_own_machines_costs_nothing_and_a_hosted_one_does() -> None:
+    own = await opened(FakeNim(), NIM)
+    hosted = await opened(
+        FakeNim(hosted=True),
+        {"backend": "nim", "model": "nvidia/llama-nemotron-embed-1b-v2", "nim": {"hosted": True}},
+    )
+    assert not (await own.describe(5.0)).metered
+    assert (await hosted.describe(5.0)).metered
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (202, b"", ReplicaUnavailable),
+        (402, b'{"detail": "Cloud credits expired"}', ReplicaOverloaded),
+        (429, b'{"status": 429, "title": "Too Many Requests"}', ReplicaOverloaded),
+        (401, b"{}", CredentialRefused),
+        (400, b'{"object": "error", "message": "bad"}', InvalidWork),
+    ],
+)
+def test_errors_of_nim(status: int, body: bytes, expected: type[Exception]) -> None:
+    error = openai_failure(UpstreamResponse(status, {}, body))
+    assert expected is type(error)
+    # A spent account is asked again after a while, and its replica is not ejected.
+    assert (60.0 if status == 402 else None) == error.retry_after_s
+
+
+# --- watsonx
+
+
+WATSONX = {
+    "backend": "watsonx",
+    "model": "ibm/slate",
+    "api_key": "ibm-key-1234",
+    "watsonx": {"project_id": "p-1", "input_tokens": 16},
+}
+
+
+async def test_watsonx_embeds_with_tokens_of_ibm_cloud() -> None:
+    server = FakeWatsonx()
+    backend = await opened(server, WATSONX)
+    reply = await embedded(backend, Embed(("a", "b c")))
+
+    assert np.allclose(reply.vectors, [vector_of("a"), vector_of("b c")])
+    assert 7 == reply.tokens
+    body = {"model_id": "ibm/slate", "project_id": "p-1", "inputs": ["a", "b c"]}
+    assert body | {"parameters": {"truncate_input_tokens": 16}} == server.requests[-1][1]
+    assert b"version=2024-10-25" == server.queries[-1]
+    assert 1 == server.issued
+
+
+async def test_watsonx_fetches_a_token_again_if_it_is_refused() -> None:
+    server = FakeWatsonx()
+    backend = await opened(server, WATSONX)
+    # The one that the gateway has is no longer valid.
+    server.issued += 1
+    with pytest.raises(CredentialRefused):
+        await embedded(backend, Embed(("a",)))
+    await embedded(backend, Embed(("a",)))
+
+
+async def test_watsonx_reranks_in_a_space() -> None:
+    server = FakeWatsonx()
+    backend = await opened(server, WATSONX | {"task": "rerank", "watsonx": {"space_id": "s-1"}})
+    reply = await reranked(backend)
+
+    assert 3 == len(reply.scores)
+    assert "s-1" == server.requests[-1][1]["space_id"]
+    assert [{"text": "a"}, {"text": "b"}, {"text": "c"}] == server.requests[-1][1]["inputs"]
+    with pytest.raises(UnsupportedWork):
+        await backend.run(Embed(("a",)), 5.0)
+
+
+async def test_watsonx_cuts_or_refuses_a_long_input() -> None:
+    cutting = await opened(FakeWatsonx(), WATSONX)
+    refusing = await opened(FakeWatsonx(), WATSONX | {"watsonx": {"project_id": "p-1"}})
+    assert 1 == len((await embedded(cutting, Embed((LONG,)))).vectors)
+    for backend, truncate in ((cutting, Truncate.ERROR), (refusing, Truncate.RIGHT)):
+        with pytest.raises(InvalidWork, match="maximum context length"):
+            await embedded(backend, Embed((LONG,), truncate=truncate))
+
+
+async def test_a_key_that_ibm_cloud_refuses() -> None:
+    with pytest.raises(CredentialRefused, match="IBM Cloud gives no access token") as caught:
+        await opened(FakeWatsonx(), WATSONX | {"api_key": "wrong-key-5678"})
+    assert "wrong-key-5678" not in caught.value.explanation
