@@ -49,7 +49,7 @@ RULES = """\
 | more inputs than the row takes | several requests, joined in the caller's order |
 | tokens in `usage` | of the reply if the API counts them; else by `tokenizer`; else see the next rows |
 | … of `bedrock`, `gemini`, `vertex`, `huggingface`, `watsonx` | estimated by the bytes of the texts |
-| … of `cohere`, `jina`, `voyage`, `azure`, `nim`, `openai` | the replica does not join, or the request fails |
+| … of `cohere`, `jina`, `voyage`, `azure`, `nim`, `openai` | the replica does not join |
 | statuses | translated, as [errors](errors.md) lists them |
 """
 REQUESTS = """\
@@ -65,7 +65,7 @@ OPTIONS = """\
 
 | sign | meaning |
 |---|---|
-| `error`, `right`, `left` | treatments of an input that is too long; where two differ, embeddings come first |
+| `error`, `right`, `left` | treatments of an input that is too long; of two, that of embeddings is first |
 | API | the API does it |
 | tokenizer | if `upstreams.<name>.tokenizer` is set |
 | fits | if the input fits anyway, else refused |

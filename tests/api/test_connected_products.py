@@ -43,7 +43,7 @@ def by_index(reply: Any) -> list[list[float]]:
     return [_floats(item["embedding"]) for item in sorted(reply["data"], key=lambda item: item["index"])]
 
 
-def with_usage(reply: Any) -> list[list[float]]:
+def with_usage(reply: Any) -> list[tuple[float, ...]]:
     assert reply["usage"]["total_tokens"] > 0
     assert "list" == reply["object"]
     assert {"embedding"} == {item["object"] for item in reply["data"]}
