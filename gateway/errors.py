@@ -142,11 +142,19 @@ class GatewayError(Exception):
         self.is_settled = True
         self.headers.update(headers)
 
-    def name_rows(self, rows: Sequence[int]) -> None:
-        """Begin the message with a row of the caller's table. rows: the row of each input."""
+    def name_rows(self, rows: Sequence[int], noun: str = "row") -> None:
+        """Begin the message with a row of the caller's table.
+
+        rows: the row of each input. noun: what the caller calls a row.
+        """
         index = self.input_index
         if index is not None and index < len(rows):
-            self.message = f"row {rows[index]}: " + self.message.removeprefix(f"input {index}: ")
+            self.message = f"{noun} {rows[index]}: " + self.message.removeprefix(f"input {index}: ")
+
+    def name_model(self, model: str) -> None:
+        """Begin the message with a model, unless it has its name."""
+        if repr(model) not in self.message:
+            self.message = f"model {model!r}: {self.message}"
 
 
 class InvalidInput(GatewayError):

@@ -74,7 +74,7 @@ class Served(msgspec.Struct, frozen=True):
     fingerprint: id of the vector space of the reply's vectors; None for a reply without vectors.
     is_cut: whether texts have no more tokens than the call allows; False if they could not be cut.
     cache: what the cache had, None if the model has none or it was bypassed. has_cache: the model has one.
-    shares_tokens: as in `AttemptRecord`.
+    shares_tokens: as in `AttemptRecord`. show_unlimited: its headers show limits even if it has none.
     """
 
     reply: Reply
@@ -87,6 +87,7 @@ class Served(msgspec.Struct, frozen=True):
     cache: CacheUse | None = None
     has_cache: bool = False
     shares_tokens: bool = False
+    show_unlimited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,7 @@ class Gateway:
             cache=None if cache is None else cache.use,
             has_cache=route.cache and self._dispatcher.cache is not None,
             shares_tokens=timeline.attempts.shares_tokens,
+            show_unlimited=serving.config.quotas.unlimited_headers,
         )
 
     async def _send(

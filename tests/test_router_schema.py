@@ -98,10 +98,16 @@ def test_an_editor_offers_the_keys_of_the_kind_of_server() -> None:
     keys = {name: definitions[f"{name}Upstream"]["properties"].keys() for name in ("Tei", "Openai", "Torch")}
 
     assert {"backend", "replicas", "request_inputs"} <= keys["Tei"] < keys["Openai"]
-    assert {"extra_body", "task"} == keys["Openai"] - keys["Tei"] - {"embeddings", "rerank", "input_type"}
+    assert {"extra_body", "task", "vendor", "proxy"} == keys["Openai"] - keys["Tei"] - {
+        "embeddings",
+        "rerank",
+        "input_type",
+    }
     assert {"backend", "dtype", "task", "request_inputs", "tokenizer"} <= keys["Torch"]
     assert not {"replicas", "tls", "extra_body"} & keys["Torch"]
-    assert definitions["UpstreamSettings"]["properties"].keys() == keys["Openai"] | keys["Torch"]
+    sections = {kind.name for kind in KINDS.values() if kind.settings is not None}
+    expected = keys["Openai"] | keys["Torch"] | sections
+    assert definitions["UpstreamSettings"]["properties"].keys() == expected
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: str(kind.name))

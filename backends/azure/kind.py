@@ -18,6 +18,11 @@ class AzureSettings(KindSettings, frozen=True):
     api_version: str | None = None
     entra: bool = False
 
+    @property
+    def uses_machine(self) -> bool:
+        """True for tokens of Entra."""
+        return self.entra
+
     def extra(self) -> str | None:
         """Return the packages for tokens."""
         return "azure" if self.entra else None
@@ -35,5 +40,6 @@ AZURE = ServerKind(
     settings=AzureSettings,
     provider="azure.ai.openai",
     key_header="api-key",
+    variables=("AZURE_", "IDENTITY_", "MSI_", "IMDS_"),
     keys=VENDOR_KEYS | {"azure", "extra_body", "task"},
 )

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
 
 from backends.contract import VENDOR_KEYS, KindSettings, ServerKind
 
@@ -17,12 +16,15 @@ class BedrockSettings(KindSettings, frozen=True):
     role, in place of the gateway's choice.
     """
 
-    uses_machine: ClassVar[bool] = True
-
     region: str | None = None
     profile: str | None = None
     family: str | None = None
     input_type: Mapping[str, str] = {}
+
+    @property
+    def uses_machine(self) -> bool:
+        """True: without a key, the credentials of the machine are used."""
+        return True
 
     def address(self) -> str | None:
         """Return the base URL of the runtime in a region."""
@@ -41,5 +43,6 @@ BEDROCK = ServerKind(
     settings=BedrockSettings,
     extra="aws",
     provider="aws.bedrock",
+    variables=("AWS_",),
     keys=VENDOR_KEYS | {"bedrock"},
 )

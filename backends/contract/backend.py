@@ -1,7 +1,7 @@
 """Interface of every backend adapter: the address of a replica, and its client."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 
@@ -173,12 +173,12 @@ VENDOR_KEYS = REMOTE_KEYS - {"discover"} | {"proxy"}
 
 
 class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of the settings that only one kind of server has, in the upstream's section of the kind's name.
+    """Base of the settings that only one kind of server has, in the upstream's section of the kind's name."""
 
-    uses_machine: without a key, requests carry credentials that belong to this machine.
-    """
-
-    uses_machine: ClassVar[bool] = False
+    @property
+    def uses_machine(self) -> bool:
+        """True if requests without a key carry credentials that belong to this machine."""
+        return False
 
     def address(self) -> str | None:
         """Return the base URL that the settings imply, None if they do not."""
@@ -213,6 +213,7 @@ class ServerKind(msgspec.Struct, frozen=True):
     are counted by the gateway. cuts_inputs: it cuts an input at fewer tokens than its model reads, if a
     request asks for it. window: number of batches in flight to start with. small_batch_slots: places in the
     window that one small batch takes at most. keys: settings of an upstream that not every kind has.
+    variables: beginnings of the names of variables that its credentials come from.
     """
 
     name: BackendKind
@@ -223,6 +224,7 @@ class ServerKind(msgspec.Struct, frozen=True):
     extra: str | None = None
     provider: str | None = None
     key_header: str | None = None
+    variables: tuple[str, ...] = ()
     recognize: Callable[[Ask], tuple[str, ...] | None] | None = None
     litellm: Mapping[str, LiteLLMProvider] = {}
     is_multiple: bool = True

@@ -1,7 +1,6 @@
 """Settings of Vertex AI and of the Gemini API, and facts that are known without their adapters."""
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
 
 from backends.contract import VENDOR_KEYS, KindSettings, ServerKind
 
@@ -21,12 +20,15 @@ class VertexSettings(KindSettings, frozen=True):
     of the machine. input_type: as in `GeminiSettings`.
     """
 
-    uses_machine: ClassVar[bool] = True
-
     project: str = ""
     location: str = GLOBAL
     credentials: str | None = None
     input_type: Mapping[str, str] = {}
+
+    @property
+    def uses_machine(self) -> bool:
+        """True: without a key, the credentials of the machine are used."""
+        return True
 
     def address(self) -> str:
         """Return the base URL of a location."""
@@ -61,5 +63,6 @@ VERTEX = ServerKind(
     settings=VertexSettings,
     extra="google",
     provider="gcp.vertex_ai",
+    variables=("GOOGLE_", "CLOUDSDK_", "GCE_METADATA_", "NO_GCE_CHECK"),
     keys=VENDOR_KEYS | {"vertex"},
 )

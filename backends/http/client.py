@@ -232,11 +232,13 @@ class UpstreamClient:
                 if self._transport is None:
                     self._transport = self._open()
                 template, trace = self._template(method, path, content_type), carrier.get()
-                extra = [] if trace is None else httpx.Headers(trace.headers).raw
-                added = {} if self._authorizer is None else await self._authorized(template, body)
-                extra = [*extra, *httpx.Headers(added).raw]
+                extra = () if trace is None else httpx.Headers(trace.headers).raw
+                secrets: list[bytes] = []
+                if self._authorizer is not None:
+                    added = await self._authorized(template, body)
+                    extra, secrets = [*extra, *httpx.Headers(added).raw], secrets_of(added)
                 raw = await self._transport.send(template, extra, body, bytes_max)
-                response = self._response(raw, secrets_of(added))
+                response = self._response(raw, secrets)
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             raise translated(error, timeout_s, is_proxied=self._is_proxied) from error
         if response.status == 401 and self._authorizer is not None:

@@ -48,7 +48,7 @@ class TokenSource:
         now_s = self._clock()
         if now_s >= self._refresh_s and self._fetching is None:
             self._fetching = asyncio.create_task(self._refresh())
-            # Nobody may be left to read its failure.
+            # No caller may be left to read its failure.
             self._fetching.add_done_callback(lambda task: task.cancelled() or task.exception())
         if now_s >= self._ends_s:
             assert self._fetching is not None

@@ -38,7 +38,6 @@ OPENAI = ServerKind(
             for vendor in VENDORS.values()
             for name in vendor.litellm
         },
-        "nvidia_nim": LiteLLMProvider("https://integrate.api.nvidia.com/v1", "NVIDIA_NIM_API_KEY"),
         "ollama": LiteLLMProvider("http://localhost:11434"),
         **dict.fromkeys(
             ("lm_studio", "litellm_proxy", "openai_like", "llamafile", "xinference"), LiteLLMProvider()

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec.yaml
 from rich.markup import escape
 
+from backends.azure.kind import AZURE as AZURE_KIND
 from backends.contract import ServerKind
 from backends.kinds import KINDS
 from backends.openai.kind import OPENAI
@@ -460,8 +461,12 @@ def _azure(_: str, model: str, base: str | None, params: Params) -> Provided:
     if base is None:
         raise NotServed("it has no `api_base`")
     version = params.get("api_version") or AZURE_VERSION
-    address = f"{base.rstrip('/')}/openai/deployments/{model}?api-version={version}"
-    settings = {"backend": OPENAI.name, "model": model, "replicas": [address], "api_key_header": "api-key"}
+    settings = {
+        "backend": AZURE_KIND.name,
+        "model": model,
+        "replicas": [base.rstrip("/")],
+        "azure": {"api_version": version},
+    }
     return Provided(settings, "AZURE_API_KEY")
 
 

@@ -27,6 +27,7 @@ LIVE = (
     "admin.files",
     "limits.inputs",
     "limits.unknown_fields",
+    "quotas.unlimited_headers",
 )
 
 How = Literal["added", "removed", "changed"]

@@ -64,6 +64,7 @@ OPERATION_SEGMENTS = frozenset(
         "embeddings",
         "health",
         "info",
+        "meta",
         "multi-vector",
         "multimodalembeddings",
         "pooling",
@@ -73,6 +74,8 @@ OPERATION_SEGMENTS = frozenset(
         "score",
         "similarity",
         "tokenize",
+        "vectorize",
+        "vectors",
     }
 )
 
@@ -89,7 +92,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quotas(Section, frozen=True):
-    """The store that counts quotas, and the behaviour while it is unavailable."""
+    """The store that counts quotas, the behaviour while it is unavailable, and what replies show of them."""
 
     store: str = "memory"
     when_unavailable: Literal["local", "refuse", "allow"] = "local"
@@ -97,6 +100,7 @@ class Quotas(Section, frozen=True):
     gateways: PositiveInt = 1
     key_grace_s: PositiveFloat = 3600.0
     shadow: bool = False
+    unlimited_headers: bool = False
 
 
 class Key(Section, frozen=True):

@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
+from backends.kinds import KINDS
 from backends.torch import wire
-from gateway.config.schema import EngineSettings, UpstreamSettings
+from gateway.config.schema import Config, EngineSettings, UpstreamSettings
 from gateway.config.state_folder import home_for_libraries
 from gateway.events import EndReason
 from gateway.processes.child import Child, ChildSpec
@@ -22,7 +23,7 @@ from gateway.processes.child import Child, ChildSpec
 CHILD_VARIABLES = re.compile(
     r"(PATH|HOME|USER|LANG|LC_\w+|TZ|TMPDIR|TERM|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON\w*|SSL_CERT_\w+|XDG_\w+"
     r"|HF_\w+|HUGGINGFACE_\w+|TRANSFORMERS_\w+|TOKENIZERS_\w+|TORCH\w*|CUDA_\w+|NVIDIA_\w+|OMP_\w+|GOMP_\w+"
-    r"|KMP_\w+|MKL_\w+|ONEDNN_\w+|GLIBC_TUNABLES|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY)$"
+    r"|KMP_\w+|MKL_\w+|ONEDNN_\w+|GLIBC_TUNABLES|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY|all_proxy|ALL_PROXY)$"
 )
 # How long a thread of the engine spins at a barrier before it sleeps: about 30 µs, enough to span the gap to
 # the next operation. OpenMP's default is milliseconds, during which the HTTP worker lacks that core.
@@ -49,6 +50,18 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """
     inherited = {name: value for name, value in environment.items() if CHILD_VARIABLES.match(name)}
     return inherited | home_for_libraries(environment)
+
+
+def worker_environment(environment: Mapping[str, str], config: Config) -> dict[str, str]:
+    """Select the variables that a worker inherits: also those with the credentials of its clouds.
+
+    Others are left out, because libraries read them too: that of a bucket would sign with AWS' session token.
+    """
+    starts = tuple(
+        start for upstream in config.upstreams.values() for start in KINDS[upstream.backend].variables
+    )
+    own = {name: value for name, value in environment.items() if name.startswith(starts)} if starts else {}
+    return child_environment(environment) | own
 
 
 class EngineGroup(msgspec.Struct, frozen=True):

@@ -45,7 +45,7 @@ from gateway.processes.config_applier import (
     watch_secrets,
 )
 from gateway.processes.engine_pool import EnginePool, EngineProcess
-from gateway.processes.engine_process import KILL_AFTER_S, child_environment
+from gateway.processes.engine_process import KILL_AFTER_S, child_environment, worker_environment
 from gateway.processes.instance import Host
 from gateway.processes.instance_pool import GatewayView, InstancePool
 from gateway.processes.listeners import address_of, open_listener, reserve_port
@@ -167,7 +167,7 @@ class Supervisor:
             listener,
             resources.enter_context(admin) if admin else None,
             _private_folder(resources, "gateway-metrics-") if has_several_workers else None,
-            environment,
+            worker_environment(self._source.environment, config),
             resources.enter_context(grpc) if grpc else None,
             resources.enter_context(manager) if manager else None,
         )

@@ -59,19 +59,35 @@ class LimitText(msgspec.Struct, frozen=True):
         return money_text(amount, self.currency) if self.limit.unit == "budget" else str(amount)
 
 
+# Units whose headers are sent whenever one limit applies: Weaviate's clients send one text a request until a
+# reply has both.
+ALWAYS_SHOWN: tuple[Unit, ...] = ("requests", "tokens")
+# Shown as the limit of a unit without one, and as what remains of it. It fits into 32 bits.
+UNLIMITED = 1_000_000_000
 NAMES = {
     unit: tuple(f"x-ratelimit-{field}-{unit}" for field in ("limit", "remaining", "reset")) for unit in UNITS
 }
 
 
-def rate_limit_headers(limit_statuses: Sequence[LimitStatus]) -> dict[str, str]:
-    """Build OpenAI's x-ratelimit-* headers: per unit, of the limit with the smallest remaining share."""
+def rate_limit_headers(
+    limit_statuses: Sequence[LimitStatus], *, show_unlimited: bool = False
+) -> dict[str, str]:
+    """Build OpenAI's x-ratelimit-* headers: per unit, of the limit with the smallest remaining share.
+
+    If a limit applies, requests and tokens have headers even without a limit of their own, with `UNLIMITED`.
+    show_unlimited: they have them if no limit applies, too.
+    """
+    if not limit_statuses and not show_unlimited:
+        return {}
     tightest: dict[Unit, tuple[float, LimitStatus]] = {}
     for status in limit_statuses:
         unit, share = status.limit.unit, status.remaining / max(1, status.limit.amount)
         if unit not in tightest or share < tightest[unit][0]:
             tightest[unit] = share, status
     headers: dict[str, str] = {}
+    for unit in ALWAYS_SHOWN:
+        if unit not in tightest:
+            headers |= zip(NAMES[unit], (str(UNLIMITED), str(UNLIMITED), format_duration(0)), strict=True)
     for unit, (_, status) in tightest.items():
         limit, remaining, reset = NAMES[unit]
         headers[limit] = _amount_text(status.limit, status.limit.amount)

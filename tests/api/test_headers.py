@@ -191,6 +191,22 @@ async def test_replies_show_no_limits_to_a_tenant_without_any(boot: Boots) -> No
     assert not [name for name in reply.headers if name.startswith("x-ratelimit-")]
 
 
+@pytest.mark.parametrize(
+    "limits", ["", LIMITED.replace("requests_per_minute: 2, requests_per_day: 100, ", "")]
+)
+async def test_replies_show_unlimited_amounts_if_configured(boot: Boots, limits: str) -> None:
+    config = f"{CONFIG}{limits}\nquotas: {{unlimited_headers: true}}\n"
+    async with boot(fakes(), config) as gateway:
+        replies = [
+            await gateway.post(path, body) for path, body in ((OPENAI, {"input": "one two"}), *NATIVE[2:3])
+        ]
+
+    for reply in replies:
+        assert 200 == reply.status_code
+        assert "1000000000" == reply.headers["x-ratelimit-limit-requests"]
+        assert ("1000" if limits else "1000000000") == reply.headers["x-ratelimit-limit-tokens"]
+
+
 @pytest.mark.parametrize("path", [OPENAI, "/embed", "/readyz", "/v1/models"])
 async def test_a_draining_gateway_sends_retry_after(boot: Boots, path: str) -> None:
     async with boot(fakes()) as gateway:

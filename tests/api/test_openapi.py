@@ -19,12 +19,14 @@ from gateway.api.dialects.infinity import dialect as infinity
 from gateway.api.dialects.nim import dialect as nim
 from gateway.api.dialects.ollama import dialect as ollama
 from gateway.api.dialects.openai import embeddings as openai
+from gateway.api.dialects.qdrant.body import QdrantRequest
 from gateway.api.dialects.sie import dialect as sie
 from gateway.api.dialects.tei import operations
 from gateway.api.dialects.tei import tokens as tokenize
 from gateway.api.dialects.vllm import dialect as vllm
 from gateway.api.dialects.vllm import pooling as vllm_pooling
 from gateway.api.dialects.voyage import dialect as voyage
+from gateway.api.dialects.weaviate import dialect as weaviate
 from gateway.api.document.complete import texts_of
 from gateway.api.document.fields import MEANINGS
 from gateway.api.operators import keys, manager, replicas
@@ -81,6 +83,9 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/infinity/rerank": infinity.InfinityRerankRequest,
     "/infinity/classify": infinity.InfinityClassifyRequest,
     "/api/embed": ollama.OllamaEmbedRequest,
+    "/qdrant": QdrantRequest,
+    "/vectors": weaviate.VectorsRequest,
+    "/vectorize": weaviate.VectorizeRequest,
     "/api/embeddings": ollama.OllamaEmbeddingsRequest,
     "/api/show": ollama.OllamaShowRequest,
     "/openai/v1/embeddings": openai.OpenAIEmbeddingsRequest,
@@ -365,7 +370,7 @@ def test_tags_are_described_and_stand_in_the_order_of_their_use(openapi: Any) ->
     operations = [operation for item in openapi["paths"].values() for operation in item.values()]
 
     dialects = ["OpenAI", "TEI", "Cohere and Jina", "vLLM", "Infinity", "Azure", "Gemini", "Ollama"]
-    assert [*dialects, "Batches", "SIE", "Probes", "Instances", "Operators"] == names
+    assert [*dialects, "Qdrant", "Weaviate", "Batches", "SIE", "Probes", "Instances", "Operators"] == names
     assert "/v1/embeddings" == next(iter(openapi["paths"]))
     assert {tag for operation in operations for tag in operation["tags"]} <= TEXTS.tags.keys()
     assert all(operation["summary"] for operation in operations)

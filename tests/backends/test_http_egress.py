@@ -28,6 +28,7 @@ from backends.http.tls import tls_context
 from backends.openai.adapter import open_replica
 from backends.openai.settings import ApiSettings
 from tests.backends.test_connect_failures import closed_port
+from tests.fakes.hooks import until
 from tests.fakes.hosted_api import FakeHostedApi
 from tests.fakes.http_servers import HEAD, OK, ScriptedServer, close, stay_silent
 from tests.fakes.proxies import KINDS, PASSWORD, USER, ProxyKind, program_of, running_proxy, wait_for_port
@@ -100,7 +101,7 @@ async def test_a_vendor_is_called_through_a_tunnel(
         reply = await backend.run(Embed(("a", "b")), PATIENCE_S)
         await backend.aclose()
 
-        assert "CONNECT" in log.read_text()
+        await until(lambda: "CONNECT" in log.read_text())
     assert found.metered
     assert 2 == len(reply.vectors)
     assert ["a", "b"] == api.requests[-1][1]["input"]
@@ -151,7 +152,7 @@ async def test_plain_http_goes_through_a_proxy_too(kind: ProxyKind, authority: A
             await refused.post("/embeddings", body, PATIENCE_S)
         await client.aclose()
         await refused.aclose()
-        assert "POST" in log.read_text()
+        await until(lambda: "POST" in log.read_text())
 
 
 async def test_a_certificate_of_another_authority_is_refused_through_a_tunnel(

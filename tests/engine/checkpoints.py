@@ -117,6 +117,17 @@ def make_sentence_model(
     return model
 
 
+def make_m3(minilm: Path, folder: Path) -> tuple[Path, SentenceTransformer]:
+    """Write a checkpoint as BGE-M3's, with three outputs; return it, and its dense model as the reference."""
+    encoder = make_encoder(ENCODERS["xlm-roberta"][0](), minilm, folder / "network")
+    reference = make_sentence_model(encoder, folder / "m3", "cls", [modules.Normalize()])
+    torch.manual_seed(3)
+    linear = torch.nn.Linear
+    for name, layer in (("sparse_linear.pt", linear(32, 1)), ("colbert_linear.pt", linear(32, 32))):
+        torch.save(layer.state_dict(), folder / "m3" / name)
+    return folder / "m3", reference
+
+
 def _with_tokenizer(source: Path, folder: Path) -> Path:
     for name in TOKENIZER_FILES:
         shutil.copy(source / name, folder / name)

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Vectors
 from backends.contract.errors import ModelUnavailable
 from backends.recipe.options import DTypeName
-from tests.engine.checkpoints import ENCODERS, make_encoder, make_sentence_model
+from tests.engine.checkpoints import make_m3
 from tests.engine.engines import TEXTS, cosines, encode, engine_on, load_tiny, run_work
 
 ALL = (Output.DENSE, Output.SPARSE, Output.MULTIVECTOR, Output.TOKENS)
@@ -22,12 +21,7 @@ SPECIAL_IDS = {0, 100, 101, 102}
 
 @pytest.fixture
 def checkpoint(minilm: Path, tmp_path: Path) -> tuple[Path, SentenceTransformer]:
-    encoder = make_encoder(ENCODERS["xlm-roberta"][0](), minilm, tmp_path / "network")
-    reference = make_sentence_model(encoder, tmp_path / "m3", "cls", [modules.Normalize()])
-    torch.manual_seed(3)
-    for name, layer in (("sparse_linear.pt", nn.Linear(32, 1)), ("colbert_linear.pt", nn.Linear(32, 32))):
-        torch.save(layer.state_dict(), tmp_path / "m3" / name)
-    return tmp_path / "m3", reference
+    return make_m3(minilm, tmp_path)
 
 
 def linear(folder: Path, name: str, hidden: Tensor) -> Tensor:

@@ -62,9 +62,9 @@ def test_problems_name_the_key(settings: dict[str, Any], path: str, message: str
 
 
 def test_unknown_key_of_a_section_is_refused() -> None:
-    with pytest.raises(ConfigError, match="regoin"):
+    with pytest.raises(ConfigError, match="place"):
         parse_config(
-            "upstreams: {x: {backend: bedrock, model: m, bedrock: {regoin: us-east-1}}}\n"
+            "upstreams: {x: {backend: bedrock, model: m, bedrock: {place: us-east-1}}}\n"
             "models: {m: {upstream: x}}\n",
             {},
             Path(),

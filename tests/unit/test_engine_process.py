@@ -2,6 +2,7 @@
 
 import os
 import pwd
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from backends.contract import ModelState
 from backends.recipe.options import RerankPrompt
 from backends.torch import wire
+from gateway.config.load import parse_config
 from gateway.config.schema import EngineSettings, UpstreamSettings
 from gateway.processes.child import Child
-from gateway.processes.engine_process import EngineGroup, child_environment
+from gateway.processes.engine_process import EngineGroup, child_environment, worker_environment
 
 
 def boot(child: Child) -> wire.EngineBoot:
@@ -90,3 +92,17 @@ def test_a_user_without_an_entry_gets_a_home(monkeypatch: pytest.MonkeyPatch) ->
 
     assert {"PATH": "/bin", "HOME": "/", "USER": str(nobody)} == child_environment({"PATH": "/bin"})
     assert "/home/x" == child_environment({"HOME": "/home/x"})["HOME"]
+
+
+def test_workers_inherit_credentials_of_clouds_in_use_only() -> None:
+    cloud = {"AWS_ROLE_ARN": "role", "GOOGLE_APPLICATION_CREDENTIALS": "file", "TEI_KEY": "secret"}
+    models = "models: {m: {upstream: x}}"
+    bedrock = f"upstreams: {{x: {{backend: bedrock, model: m, bedrock: {{region: us-east-1}}}}}}\n{models}"
+    tei = f"upstreams: {{x: {{backend: tei, replicas: ['http://t']}}}}\n{models}"
+
+    def given(text: str) -> set[str]:
+        return cloud.keys() & worker_environment(cloud, parse_config(text, {}, Path()))
+
+    assert {"AWS_ROLE_ARN"} == given(bedrock)
+    assert set() == given(tei)
+    assert {"ALL_PROXY"} <= child_environment({"ALL_PROXY": "http://proxy"}).keys()

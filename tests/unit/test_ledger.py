@@ -345,8 +345,30 @@ def test_headers_show_the_tightest_limit_of_each_unit(order: int) -> None:
     assert expected == rate_limit_headers(limit_statuses[::order])
 
 
+@pytest.mark.parametrize(
+    ("limit", "own"),
+    [("requests_per_minute", "requests"), ("tokens_per_day", "tokens"), ("inputs_per_day", "")],
+)
+def test_one_limit_shows_requests_and_tokens(limit: str, own: str) -> None:
+    headers = rate_limit_headers([status(limit, 10, 9, SECOND_US)])
+
+    for unit in ("requests", "tokens"):
+        shown = tuple(headers[f"x-ratelimit-{field}-{unit}"] for field in ("limit", "remaining", "reset"))
+        assert (("10", "9", "1s") if unit == own else ("1000000000", "1000000000", "0ms")) == shown
+
+
 def test_without_limits_there_are_no_headers() -> None:
     assert {} == rate_limit_headers([])
+
+
+def test_without_limits_headers_show_unlimited_amounts_if_asked() -> None:
+    shown = ("1000000000", "1000000000", "0ms")
+    expected = {
+        f"x-ratelimit-{field}-{unit}": value
+        for unit in ("requests", "tokens")
+        for field, value in zip(("limit", "remaining", "reset"), shown, strict=True)
+    }
+    assert expected == rate_limit_headers([], show_unlimited=True)
 
 
 async def test_refusal_headers_show_remaining_and_reset(ledger: MemoryLedger) -> None:
@@ -358,7 +380,7 @@ async def test_refusal_headers_show_remaining_and_reset(ledger: MemoryLedger) ->
         "x-ratelimit-limit-tokens": "60",
         "x-ratelimit-remaining-tokens": "15",
         "x-ratelimit-reset-tokens": "45s",
-    } == error.headers
+    }.items() <= error.headers.items()
     assert 15 == error.retry_after_s
 
 

@@ -55,8 +55,8 @@ def test_the_example_of_the_documents_becomes_the_router_yaml_below_it() -> None
         (
             "azure/small",
             ", api_base: 'https://n.openai.azure.com', api_version: '2025-01-01'",
-            "openai",
-            "https://n.openai.azure.com/openai/deployments/small?api-version=2025-01-01",
+            "azure",
+            "https://n.openai.azure.com",
         ),
     ],
 )
@@ -209,7 +209,7 @@ def test_deployments_of_one_model_become_upstreams_with_weights(weight: str, exp
     assert ["small", "small-2", "small-3"] == [member.name for member in members]
     assert expected == [member.weight for member in members]
     assert [0, 0, 2] == [member.priority for member in members]
-    assert {"openai"} == {config.upstreams[member.name].backend for member in members}
+    assert {"azure", "openai"} == {config.upstreams[member.name].backend for member in members}
 
 
 def test_equal_deployments_are_replicas_and_count_as_many_as_they_are() -> None:

@@ -34,8 +34,19 @@ def test_the_routes_and_labels_are_the_promised_ones() -> None:
 
 def test_the_configuration_knows_every_operation_below_models() -> None:
     """The configuration refuses such names by a list of its own, which must be complete."""
-    below = {label for label in ROUTES.labels if label.startswith("/models/{model}/")}
+    below = {
+        label
+        for label in ROUTES.labels
+        if label.startswith("/models/{model}/") and "/.well-known/" not in label
+    }
     assert {path.rpartition("/")[2] for path in below} - {""} == OPERATION_SEGMENTS
+
+
+@pytest.mark.parametrize("name", ["live", "org/ready", "org/name"])
+def test_the_last_word_of_a_well_known_path_may_be_a_models_name(name: str) -> None:
+    assert name == ROUTES.parse(f"/models/{name}").model
+    target = ROUTES.parse(f"/models/{name}/.well-known/live")
+    assert ("/models/{model}/.well-known/live", name) == (target.label, target.model)
 
 
 @many

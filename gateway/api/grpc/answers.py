@@ -32,9 +32,10 @@ from gateway.api.grpc.tei import (
     encode_metadata,
     join_rerank,
 )
-from gateway.api.server.inference_api import InferenceApi, reply_headers
+from gateway.api.server.inference_api import InferenceApi, joined_headers, reply_headers
 from gateway.api.server.request import LEAST
 from gateway.api.server.request_context import RequestContext
+from gateway.api.server.several_calls import CallPart, serve_parts
 from gateway.api.wire.arrow import Form, Rows, check_installed, read_in_turn, write_sparse, write_vectors
 from gateway.api.wire.tei import compute_headers
 from gateway.calls import Call, Work
@@ -505,38 +506,22 @@ def _sparse_work(texts: tuple[str, ...]) -> Encode:
 async def _serve_all(
     rpc: Rpc, request: Any, rows: Rows, texts: Sequence[str], make_work: MakeWork
 ) -> tuple[list[Any], dict[str, str]]:
-    """Return what each call served, in order, and the metadata of the last one.
+    """Return what each call served, in order, and the metadata of them all.
 
     Raises: GatewayError of the first call that fails; its message names the row.
     """
-    size = rpc.parts.api.inputs_max
-    starts = range(0, len(texts), size)
-    free = asyncio.Semaphore(PARALLEL)
-
-    async def serve(start: int) -> Any:
-        part = rows.texts[start : start + size]
-        call = Call(make_work(tuple(texts[start : start + size])), rpc.context.model, bool(request.truncate))
-        async with free:
-            context = rpc.context if len(starts) == 1 else rpc.context.part()
-            try:
-                served = await rpc.parts.api.serve(context, call)
-            except GatewayError as error:
-                error.name_rows(part)
-                raise
-        if context is not rpc.context:
-            rpc.context.add(context)
-        return served, reply_headers(served, part)
-
-    tasks = [asyncio.ensure_future(serve(start)) for start in starts]
-    try:
-        found = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    truncated = ",".join(value for _, headers in found if (value := headers.get("x-truncated-inputs")))
-    headers = found[-1][1] | ({"x-truncated-inputs": truncated} if truncated else {})
-    return [served for served, _ in found], headers
+    size, cuts = rpc.parts.api.inputs_max, bool(request.truncate)
+    parts = [
+        CallPart(
+            Call(make_work(tuple(texts[start : start + size])), rpc.context.model, cuts),
+            rows.texts[start : start + size],
+        )
+        for start in range(0, len(texts), size)
+    ]
+    found = await serve_parts(
+        rpc.parts.api, rpc.context, parts, PARALLEL, lambda error, part: error.name_rows(part.rows)
+    )
+    return found, joined_headers([(served, part.rows) for served, part in zip(found, parts, strict=True)])
 
 
 async def answer_health(rpc: Rpc) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from backends.kinds import KINDS
 from gateway.api.operators.admin import EndUserName
 from gateway.api.operators.keys import KeyRequest, RotateRequest
 from gateway.api.operators.manager import RegisterModel
@@ -16,6 +17,7 @@ from gateway.declared.host import CreateInstance
 SECTIONS: Final[tuple[str, ...]] = (
     *("CanarySettings", "MirrorSettings", "ModelSettings", "ModelUpstream", "RerankPrompt"),
     *("UpstreamSettings", "UpstreamTls", "VectorSpaceSettings"),
+    *(kind.settings.__name__ for kind in KINDS.values() if kind.settings is not None),
 )
 TAGS: Final[dict[str, str]] = {
     "Probes": "Health and metrics for orchestrators; they need no key.",

@@ -134,14 +134,17 @@ class Authenticator:
 
         It is a bearer token, or the password of HTTP Basic, for clients that only take a URL. A bare token is
         accepted too: LlamaIndex's TEI reranker sends it like that. Without `authorization` it is the value of
-        a header in which clients of a dialect send keys. Raises: Unauthenticated.
+        a header in which clients of a dialect send keys; or the key in the body, on a path of a dialect whose
+        clients send it there. Raises: Unauthenticated.
         """
-        if context.repeats_headers and any(map(context.is_ambiguous, (b"authorization", *self._key_headers))):
+        key_headers = self._key_headers if context.target.options.key_field is None else ()
+        if context.repeats_headers and any(map(context.is_ambiguous, (b"authorization", *key_headers))):
             # A proxy in front may have checked the other one.
             raise Unauthenticated("the request has several different keys in headers of one name: send one")
         authorization = context.header(b"authorization")
         if not authorization:
-            return next((key for name in self._key_headers if (key := context.header(name).strip())), None)
+            sent = (context.header(name).strip() for name in key_headers)
+            return next(filter(None, sent), context.body_key)
         scheme, _, credentials = authorization.partition(" ")
         match scheme.lower():
             case "bearer":

@@ -63,6 +63,7 @@ class BodyForms(NamedTuple):
 
 
 JSON_ONLY = BodyForms()
+NO_MARKS: Mapping[str, ErrorFormat] = {}
 
 
 class Endpoint:
@@ -72,19 +73,32 @@ class Endpoint:
     once, straight into its struct; only one with unknown fields is decoded again.
 
     dialects: on a path that several dialects share, body field → error format. A body has one of these
-    fields, and its struct has UNSET for the others. forms: those of a body besides JSON. least: the least
-    that a request costs.
+    fields, and its struct has UNSET for the others. marks: the same of dialects whose bodies have a field of
+    another dialect, too: such a field decides alone. forms: those of a body besides JSON. least: the least
+    that a request costs. key_field: as in `RouteOptions`. calls_max: so many calls of `limits.inputs` inputs
+    may be in one request.
     """
 
     def __init__(
-        self, handler: Handler, dialects: Mapping[str, ErrorFormat], *, forms: BodyForms, least: Cost
+        self,
+        handler: Handler,
+        dialects: Mapping[str, ErrorFormat],
+        marks: Mapping[str, ErrorFormat],
+        *,
+        forms: BodyForms,
+        least: Cost,
+        key_field: str | None,
+        calls_max: int,
     ) -> None:
         self.handler = handler
         self.forms = forms
+        self._key_field = key_field
+        self._calls_max = calls_max
         self._least = least
         (self.body,) = get_args(handler.__annotations__["request"])
         self._input_fields = INPUT_FIELDS.intersection(getattr(self.body, "__struct_encode_fields__", ()))
         self.dialects = dialects
+        self._marks = marks
         twin = strict_twin(self.body)
         self._json = msgspec.json.Decoder(twin)
         self._msgpack = msgspec.msgpack.Decoder(twin) if forms.msgpack else None
@@ -92,8 +106,11 @@ class Endpoint:
     async def answer(self, context: HttpContext, api: InferenceApi) -> None:
         """Answer one HTTP request."""
         try:
-            api.admit_caller(context, self._least)
-            body = await context.io.read_body()
+            if self._key_field is None:
+                api.admit_caller(context, self._least)
+                body = await context.io.read_body()
+            else:
+                body = await api.read_keyed_body(context, self._least, self._key_field)
             if body.startswith(MARK):
                 body = without_mark(body)
             arrow = self.forms.arrow
@@ -135,8 +152,9 @@ class Endpoint:
         is_large = len(body) > UNCOUNTED_BYTES
         is_msgpack = self._msgpack is not None and _is_msgpack(context)
         if is_large:
-            await check_values(body, api.inputs_max, is_msgpack=is_msgpack)
-            await check_count_of_inputs(body, self._input_fields, api.inputs_max, is_msgpack=is_msgpack)
+            inputs_max = api.inputs_max * self._calls_max
+            await check_values(body, inputs_max, is_msgpack=is_msgpack)
+            await check_count_of_inputs(body, self._input_fields, inputs_max, is_msgpack=is_msgpack)
         try:
             data = self._decode(body, context, self._msgpack if is_msgpack else self._json)
         except UnknownFields:
@@ -175,7 +193,8 @@ class Endpoint:
                 raise MalformedBody(f"the body is not valid msgpack: {error}") from error
             raise (_broken_text_of(body) or error) from None
         if self.dialects:
-            present = {field for field in self.dialects if getattr(data, field) is not msgspec.UNSET}
+            fields = (*self.dialects, *self._marks)
+            present = {field for field in fields if getattr(data, field) is not msgspec.UNSET}
             if not self._set_dialect(present, context):
                 names = " or ".join(f"`{field}`" for field in self.dialects)
                 raise InvalidInput(f"the body has {names}, and not those of several dialects")
@@ -183,7 +202,9 @@ class Endpoint:
 
     def _set_dialect(self, present: Container[str], context: RequestContext) -> bool:
         """Return whether the fields of a body belong to one dialect, which the context then has."""
-        dialects = {dialect.name: dialect for field, dialect in self.dialects.items() if field in present}
+        marked = [dialect for field, dialect in self._marks.items() if field in present]
+        found = marked or [dialect for field, dialect in self.dialects.items() if field in present]
+        dialects = {dialect.name: dialect for dialect in found}
         if len(dialects) != 1:
             return False
         context.use_dialect(*dialects.values())
@@ -212,30 +233,39 @@ def endpoint_of(answer: Answer | None) -> Endpoint | None:
 def inference(
     *paths: str,
     errors: ErrorFormat | Mapping[str, ErrorFormat],
+    marks: Mapping[str, ErrorFormat] = NO_MARKS,
     reply: Any,
     description: str,
     tags: list[str],
     below_models: bool = True,
     forms: BodyForms = JSON_ONLY,
     least: Cost = LEAST,
+    key_field: str | None = None,
+    calls_max: int = 1,
 ) -> Callable[[Handler], HTTPRouteHandler]:
     """Declare a POST that runs a model.
 
     errors: the format that the caller reads; where dialects share the path, body field → format, and the
-    first of them answers bodies whose fields do not tell. reply, description: its struct and its text in the
-    OpenAPI document. below_models: whether each path is also served below /models/{name}. forms: those of a
-    body besides JSON. least: the least that a request costs.
+    first of them answers bodies whose fields do not tell. marks: as in `Endpoint`. reply, description: its
+    struct and its text in the OpenAPI document. below_models: whether each path is also served below
+    /models/{name}. forms: those of a body besides JSON. least: the least that a request costs. key_field: as
+    in `RouteOptions`. calls_max: as in `Endpoint`.
     """
     by_field = {} if isinstance(errors, ErrorFormat) else errors
-    formats = [errors] if isinstance(errors, ErrorFormat) else list(dict.fromkeys(errors.values()))
+    of_fields = [errors] if isinstance(errors, ErrorFormat) else errors.values()
+    formats = list(dict.fromkeys((*of_fields, *marks.values())))
     every_path = [*paths, *[(BELOW_MODEL + path).rstrip("/") for path in paths if below_models]]
 
     def declare(handler: Handler) -> HTTPRouteHandler:
-        endpoint = Endpoint(handler, by_field, forms=forms, least=least)
+        endpoint = Endpoint(
+            handler, by_field, marks, forms=forms, least=least, key_field=key_field, calls_max=calls_max
+        )
         declaration = post(
             every_path,
             status_code=200,
-            opt=route_options(errors=formats[0], answer=endpoint.answer, name_has_slashes=True),
+            opt=route_options(
+                errors=formats[0], answer=endpoint.answer, name_has_slashes=True, key_field=key_field
+            ),
             # Litestar's examples are of random values, which look like replies, and load Faker.
             responses={200: ResponseSpec(reply, generate_examples=False, description=description)}
             | document_errors(*formats),

@@ -10,6 +10,7 @@ import msgspec
 from backends.contract import Capabilities, Operation
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.batches_api import BatchesApi
+from gateway.api.server.body import without_mark
 from gateway.api.server.body_bounds import too_many_inputs
 from gateway.api.server.error_bodies import as_gateway_error
 from gateway.api.server.request_context import HttpContext, RequestContext
@@ -17,6 +18,7 @@ from gateway.calls import Call
 from gateway.config.schema import Config, EndUsersSettings, Limits
 from gateway.declared.host import InstanceTable
 from gateway.errors import (
+    BodyTooLarge,
     DeadlineExceeded,
     EmptyInput,
     GatewayError,
@@ -25,6 +27,7 @@ from gateway.errors import (
     NoReplica,
     QuotaExceeded,
     QuotaUnavailable,
+    Unauthenticated,
 )
 from gateway.media.fetch import Fetcher
 from gateway.media.sources import Fetched
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     # The tokenizers package is loaded only where tokens are read.
     from backends.tokens.tokenizer import TextCounter
 
+# Of a body whose caller is not known before it is read.
+OPEN_BODY_BYTES_MAX = 64 * 1024
 # Refused without any work on the content.
 UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
 
@@ -91,6 +96,27 @@ class InferenceApi:
         io.claim_connection()
         if (announced := context.by_name.get(b"content-length")) is not None:
             io.check_length(announced.decode("latin-1"))
+
+    async def read_keyed_body(self, context: HttpContext, least: Cost, field: str) -> bytes | bytearray:
+        """Return the body of a request whose key may be in this field of it, after `admit_caller`.
+
+        Without a key in its head only a small body is read, and nothing of it but the key is looked at.
+        Raises: GatewayError.
+        """
+        try:
+            self.admit_caller(context, least)
+        except Unauthenticated as refusal:
+            if self.authenticator.key_of(context) is not None:
+                raise
+            body = await _read_open_body(context, field)
+            key = _key_in(body, field)
+            if key is None:
+                raise Unauthenticated(f"{refusal.message}, or the key as `{field}`") from None
+            context.take_key(key)
+            self.admit_caller(context, least)
+            context.io.hold(len(body))
+            return body
+        return await context.io.read_body()
 
     def admit(self, context: RequestContext, least: Cost) -> Tenant:
         """Return the tenant of a request's key, unless one of its limits is known to be spent.
@@ -266,6 +292,33 @@ class InferenceApi:
         return texts
 
 
+async def _read_open_body(context: HttpContext, field: str) -> bytes | bytearray:
+    """Return a small body, whose caller is not known yet. Raises: BodyTooLarge, GatewayFull."""
+    io = context.io
+    io.set_body_bytes_max(min(OPEN_BODY_BYTES_MAX, io.body_bytes_max))
+    try:
+        io.check_length(context.header(b"content-length"))
+        return await io.read_body()
+    except BodyTooLarge:
+        raise BodyTooLarge(
+            f"a body with its key as `{field}` has at most {io.body_bytes_max} bytes: send the key as the "
+            "header `Authorization: Bearer <key>`, or as the password in the address, http://:<key>@…"
+        ) from None
+    finally:
+        # The bytes of a body are held for one tenant, which is known only later.
+        io.release()
+
+
+def _key_in(body: bytes | bytearray, field: str) -> str | None:
+    """Return the key in a body, None if it has none."""
+    try:
+        fields = msgspec.json.decode(without_mark(body), type=dict[str, msgspec.Raw])
+        key: str | None = msgspec.json.decode(fields.get(field, b"null"), type=str | None)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return (key or "").strip() or None
+
+
 def _is_bad_request(failure: GatewayError) -> bool:
     """Return whether the caller is at fault and no limit has been charged or asked.
 
@@ -280,7 +333,7 @@ def reply_headers(served: Served, rows: Sequence[int] | None = None) -> dict[str
 
     rows: of the inputs, in the caller's table; None if inputs are counted as they are.
     """
-    headers = rate_limit_headers(served.limit_statuses)
+    headers = rate_limit_headers(served.limit_statuses, show_unlimited=served.show_unlimited)
     if served.degraded:
         headers["x-quota-mode"] = "degraded"
     if served.reply.truncated != ():
@@ -292,6 +345,28 @@ def reply_headers(served: Served, rows: Sequence[int] | None = None) -> dict[str
     if served.has_cache:
         use = served.cache
         headers["x-cache"] = "bypass" if use is None else f"hit={use.hits}, miss={use.misses}"
+    return headers
+
+
+def joined_headers(found: Sequence[tuple[Served, Sequence[int]]]) -> dict[str, str]:
+    """Return the headers of a reply that several calls make together; limits are those after the last one.
+
+    found: each with the rows of its inputs.
+    """
+    headers: dict[str, str] = {}
+    truncated: list[int] | None = []
+    for served, rows in found:
+        headers |= reply_headers(served, rows)
+        cut = rows_of(served.reply.truncated, rows)
+        truncated = None if truncated is None or cut is None else [*truncated, *cut]
+    if truncated != []:
+        headers["x-truncated-inputs"] = _ranges(None if truncated is None else tuple(sorted(truncated)))
+    if len({served.fingerprint for served, _ in found}) > 1:
+        headers.pop("x-embedding-fingerprint", None)
+    uses = [served.cache for served, _ in found if served.cache is not None]
+    if uses:
+        hits, misses = sum(use.hits for use in uses), sum(use.misses for use in uses)
+        headers["x-cache"] = f"hit={hits}, miss={misses}"
     return headers
 
 

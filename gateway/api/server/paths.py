@@ -23,6 +23,8 @@ from gateway.api.server.error_bodies import TEI, ErrorFormat
 NAME = "{name:str}"
 BELOW_MODEL = f"/models/{NAME}"
 MODELS_PREFIX = "/models/"
+# Below a model these are the last two segments of a path, so that a model may be called "live".
+WELL_KNOWN = "/.well-known/"
 # Begins a method in a declared path; callers send only the colon.
 METHOD = "/:"
 # Stands for "/" inside a name while the router looks at the path. No URL carries it unescaped.
@@ -63,7 +65,9 @@ class RouteOptions(msgspec.Struct, frozen=True):
     for_operators: served on `admin.listen`, if there is one, and only there. needs_admin: callers need the
     scope admin. is_probe: also answered while the gateway drains, and not traced. on_both_listeners: for
     the processes that start and watch the gateway. name_has_slashes: the name in the path may contain them.
-    body_bytes_max: bound on the body where it is lower than that of all paths.
+    body_bytes_max: bound on the body where it is lower than that of all paths. key_field: field of the body
+    that has the key if `authorization` has none; headers in which clients of other dialects send keys are
+    not read then.
     """
 
     errors: ErrorFormat | None = None
@@ -74,6 +78,7 @@ class RouteOptions(msgspec.Struct, frozen=True):
     on_both_listeners: bool = False
     name_has_slashes: bool = False
     body_bytes_max: int | None = None
+    key_field: str | None = None
 
 
 NO_OPTIONS = RouteOptions()
@@ -144,7 +149,9 @@ class RouteTable:
             for template in self._options
             if template.startswith(f"{BELOW_MODEL}/")
         )
-        self._operations = frozenset(suffix.rpartition("/")[2] for suffix in self._suffixes)
+        self._operations = frozenset(
+            suffix.rpartition("/")[2] for suffix in self._suffixes if not suffix.startswith(WELL_KNOWN)
+        )
         self._named = list(self._named_paths())
         operators = [template for template, options in self._options.items() if options.for_operators]
         self._operators_prefixes = tuple(
@@ -205,11 +212,11 @@ class RouteTable:
             return next(((template, name) for template, name in names if name), (path, ""))
         rest = path.removeprefix(MODELS_PREFIX).strip("/")
         name, _, operation = rest.rpartition("/")
-        if operation not in self._operations:
-            return (BELOW_MODEL, rest) if rest else (path, "")
         model, _, version = name.rpartition("/")
         if model and f"/{version}/{operation}" in self._suffixes:
             return f"{BELOW_MODEL}/{version}/{operation}", model
+        if operation not in self._operations:
+            return (BELOW_MODEL, rest) if rest else (path, "")
         return (f"{BELOW_MODEL}/{operation}", name) if name else (path, "")
 
     def _label_of(self, path: str, template: str) -> str:

@@ -66,7 +66,8 @@ class RequestContext:
     log line. ignored_fields: unknown names in its body, as a header has them. reservation: of quota, the id
     of a line of a job. end_user: for whom it is sent; None if none is stated, or none is read. budget: what
     it has cost, in nano-units of the currency; None if it was not served, or its model has no price.
-    truncated_inputs: number of those that were cut, None if that is unknown.
+    truncated_inputs: number of those that were cut, None if that is unknown. body_key: the key in the body of
+    a request that has none in its head.
     """
 
     rows: Any = None
@@ -76,6 +77,7 @@ class RequestContext:
     end_user: EndUser | None = None
     budget: int | None = None
     truncated_inputs: int | None = 0
+    body_key: str | None = None
     # As sent, cut and escaped, only if no handler serves it.
     path: str | None = None
 
@@ -178,6 +180,10 @@ class RequestContext:
     def choose_model(self, model: str) -> None:
         """Take the model that a message names outside its request."""
         self.model = model
+
+    def take_key(self, key: str) -> None:
+        """Take the key that the body contains."""
+        self.body_key = key
 
     def use_dialect(self, dialect: Any) -> None:
         """Report errors in the dialect that the body belongs to."""

@@ -1,4 +1,4 @@
-"""Cohere's, Jina's, Voyage's and vLLM's rerank, which share their paths; TEI's is also at /rerank.
+"""Cohere's, Jina's, Voyage's and vLLM's rerank, which share their paths; TEI's and Weaviate's at /rerank.
 
 Source: cohere-python 7.0.9, Jina's OpenAPI document 2026.04.02, Voyage's API reference and voyageai 0.5.0;
 Xinference 4.1's client, SiliconFlow's reference.
@@ -32,6 +32,7 @@ from gateway.api.wire.tei import (
     encode_rerank,
 )
 from gateway.api.wire.vllm import TextTokens, VllmOptions
+from gateway.api.wire.weaviate import WEAVIATE, WeaviateRanking, serve_ranking
 from gateway.calls import Call, ScoreParts
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.media.sources import PictureSource, SourcePart
@@ -107,10 +108,14 @@ class RerankRequest(RerankOptions, kw_only=True):
 
 
 class EitherRerankRequest(RerankOptions, kw_only=True):
-    """Body of /rerank: `texts` with TEI's options, or `documents` with Cohere's and Jina's."""
+    """Body of /rerank: `texts` with TEI's options, or `documents` with Cohere's and Jina's.
+
+    property: only Weaviate's clients send it, with `documents` or as the one document.
+    """
 
     texts: list[str] | UnsetType = UNSET
     documents: Documents | UnsetType = UNSET
+    property: str | UnsetType | None = UNSET
     truncate: bool | None = None
     truncation_direction: Direction = "right"
     raw_scores: bool = False
@@ -322,7 +327,7 @@ def meta_of(served: Served, data: RerankOptions, documents: int, version: str) -
 
 
 # Litestar's annotation of a response does not accept unions.
-ANY_RESPONSE: Any = list[TeiRank] | RerankResponse
+ANY_RESPONSE: Any = list[TeiRank] | RerankResponse | WeaviateRanking
 
 
 def _shown(call: Call, documents: Documents) -> list[Any]:
@@ -398,16 +403,20 @@ async def rerank_v2(request: Request[RerankRequest]) -> HttpReply:
 @inference(
     "/rerank",
     errors={"texts": TEI, "documents": RERANK},
+    marks={"property": WEAVIATE},
     reply=ANY_RESPONSE,
-    description="To `texts` every text, best first; to `documents` as /v1/rerank",
+    description="To `texts` every text, best first; to `documents` as /v1/rerank; with `property` Weaviate's",
     tags=["TEI"],
 )
 async def rerank(request: Request[EitherRerankRequest]) -> HttpReply:
     """Rank `texts` (TEI) or `documents` (Cohere, Jina) by their relevance to a query.
 
-    The reply and its errors are in the dialect of the field that the body has.
+    The reply and its errors are in the dialect of the field that the body has: a body with `property` is
+    Weaviate's.
     """
     data = request.body
+    if not isinstance(data.property, UnsetType):
+        return await serve_ranking(request)
     if not isinstance(data.documents, UnsetType):
         if data.raw_scores:
             raise InvalidInput(

@@ -1,0 +1,1 @@
+"""Qdrant's inference protocol."""
