@@ -70,7 +70,7 @@ from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.line_server import GatewayLineServer
 from gateway.api.server.middleware import CorsPolicy, Middleware, ServerParts
-from gateway.api.server.paths import RouteTable
+from gateway.api.server.paths import RouteTable, options_of
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
 from gateway.audit.trail import AuditTrail
 from gateway.batches.records import Job
@@ -190,6 +190,13 @@ OPERATORS = Dialect(
 SERVED = (*DIALECTS, OPERATORS)
 HANDLERS = [handler for dialect in SERVED for handler in dialect.handlers]
 KEY_HEADERS = [dialect.key_header.name.encode() for dialect in DIALECTS if dialect.key_header is not None]
+# By the formats of errors, of which each belongs to one dialect.
+KEY_PARAMETERS = {
+    format_: dialect.key_parameter
+    for dialect in DIALECTS
+    for format_ in {options_of(handler).errors for handler in dialect.handlers}
+    if dialect.key_parameter is not None and format_ is not None
+}
 MOVES = [dialect.move for dialect in DIALECTS if dialect.move is not None]
 ROUTES = RouteTable(HANDLERS)
 
@@ -303,7 +310,9 @@ class WorkerReload:
         )
         keyring = self.api.gateway.keyring
         tenants = keyring.tenant_settings
-        keyring.replace_configured(config.tenants, config.admin.keys, config.admin.certificates)
+        keyring.replace_configured(
+            config.tenants, config.admin.keys, config.admin.certificates, config.networks
+        )
         if removed := tenants.keys() - keyring.tenant_settings.keys():
             self.history.calls.forget(removed)
         self.api.authenticator.sign_on.apply(config.sign_on)
@@ -334,7 +343,12 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
     sign_on = SignOn(gateway.keyring, config.sign_on)
     authenticator = Authenticator(
-        gateway.keyring, config.trusted_proxies, sign_on=sign_on, key_headers=KEY_HEADERS
+        gateway.keyring,
+        config.trusted_proxies,
+        sign_on=sign_on,
+        key_headers=KEY_HEADERS,
+        key_parameters=KEY_PARAMETERS,
+        reads_queries=config.key_in_query,
     )
     jobs = open_batches(boot, lambda job: observe(_change_of(job)))
     batches = BatchesApi(authenticator, jobs)
@@ -395,6 +409,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         address_of=authenticator.address_of,
         admin_port=boot.admin_port,
         manager_port=boot.manager_port,
+        listeners=dict(zip(boot.listener_ports, config.listeners, strict=False)),
         moves=MOVES,
         move_to_manager=move_to_manager,
         cors=None if config.cors is None else CorsPolicy(config.cors),
@@ -664,6 +679,7 @@ def _keyring(boot: AppBoot) -> Keyring:
         _first_key(boot),
         operators=config.admin.keys,
         operator_certificates=config.admin.certificates,
+        networks=config.networks,
         has_store=config.quotas.store != "memory" or boot.tenants_file is not None,
     )
 

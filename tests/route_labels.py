@@ -39,6 +39,7 @@ PLAIN_PATHS = frozenset(
         "/api-doc/openapi.json",
         "/api/embed",
         "/api/embeddings",
+        "/api/ps",
         "/api/show",
         "/api/tags",
         "/api/version",
@@ -127,6 +128,13 @@ ROUTE_LABELS = PLAIN_PATHS | {
     "/models/{model}/meta",
     "/models/{model}/vectorize",
     "/models/{model}/vectors",
+    "/models/{model}/invocations",
+    "/endpoints/{model}/invocations",
+    *(
+        f"{prefix}/models/{{model}}/pipeline/{task}"
+        for prefix in ("", "/hf-inference")
+        for task in ("feature-extraction", "sentence-similarity")
+    ),
     "/models/{model}/pooling",
     "/models/{model}/predict",
     "/models/{model}/rerank",

@@ -25,7 +25,7 @@ from gateway.cli.context import (
 from gateway.cli.operator_options import add_json_option
 from gateway.cli.output import NONE, print_json, print_result, show_line, show_table
 from gateway.config.durations import duration_s
-from gateway.config.schema import Scope, TenantConfig
+from gateway.config.schema import DEFAULTS, Scope, TenantConfig
 from gateway.tenants.create_key import InvalidKeySettings, NewKey, make_key, new_secret, succeed
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.keyring import StoredKey, unknown_tenant_note
@@ -52,6 +52,13 @@ def add_keys_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME=AMOUNT",
         help="tokens_per_minute=1000, in addition to its tenant's limits; may be repeated",
+    )
+    create.add_argument(
+        "--default",
+        action="append",
+        type=_default,
+        metavar="OPERATION=MODEL",
+        help=f"model of requests that name none: {', '.join(DEFAULTS)}; may be repeated",
     )
     create.add_argument("--new-tenant", action="store_true", help="also create the tenant, without limits")
     create.add_argument("--yaml", action="store_true", help="store nothing; print a line for router.yaml")
@@ -86,6 +93,14 @@ def _moment(text: str) -> datetime:
         raise argparse.ArgumentTypeError(f"{text!r} is neither {expected}") from error
 
 
+def _default(text: str) -> tuple[str, str]:
+    operation, _, model = text.partition("=")
+    if operation not in DEFAULTS or not model:
+        expected = f"OPERATION=MODEL, with one of: {', '.join(DEFAULTS)}"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+    return operation, model
+
+
 def _overlap(text: str) -> int:
     try:
         return duration_s(text)
@@ -101,12 +116,15 @@ def keys(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 async def _create(context: Context) -> int:
     options, store = context.options, context.store
+    tenant: TenantConfig | None = context.config.tenants.get(options.tenant)
+    if tenant is None and store is not None and options.default:
+        tenant = (await store.tenants()).get(options.tenant)
     try:
-        key = _new_key(context)
+        key = _new_key(context, tenant)
     except ValueError as error:
         show_line(str(error))
         return 1
-    await warn_of_unknown_models(context, options.model or ())
+    await warn_of_unknown_models(context, (*(options.model or ()), *key.stored.defaults.values()))
     if store is None or options.yaml:
         _show_line_of_key(context, key)
         return 0
@@ -162,8 +180,8 @@ def _show_line_of_key(context: Context, key: NewKey) -> None:
     print_result(fields, text, as_json=context.options.json)
 
 
-def _new_key(context: Context) -> NewKey:
-    """Create the key that the options describe. Raises: ValueError with the problem."""
+def _new_key(context: Context, tenant: TenantConfig | None) -> NewKey:
+    """Create the key that the options describe. tenant: its settings. Raises: ValueError with the problem."""
     options = context.options
     limits = parse_limits(options.limit or ())
     try:
@@ -174,6 +192,8 @@ def _new_key(context: Context) -> NewKey:
             scopes=options.scope,
             models=options.model,
             limits=limits,
+            defaults=dict(options.default or ()),
+            tenant_models=None if tenant is None else tenant.models,
             created_by=context.by.name,
             configured_tenants=context.config.tenants,
         )
@@ -187,7 +207,8 @@ def _yaml_line(key: StoredKey) -> str:
     fields = [f'digest: "{key.digest}"', f"id: {msgspec.json.encode(key.id).decode()}"]
     if key.expires_s is not None:
         fields.append(time.strftime('expires: "%Y-%m-%dT%H:%M:%SZ"', time.gmtime(key.expires_s)))
-    for name, value in (("scopes", key.scopes), ("models", key.models), ("limits", key.limits or None)):
+    settings = {"scopes": key.scopes, "models": key.models, "limits": key.limits or None}
+    for name, value in (settings | {"defaults": key.defaults or None}).items():
         if value is not None:
             fields.append(f"{name}: {msgspec.json.encode(value).decode()}")
     return f"- {{{', '.join(fields)}}}"
@@ -204,7 +225,18 @@ async def _list(context: Context) -> int:
     if context.options.json:
         print_json([_fields(key, days.get(key.id)) for key in stored])
         return 0
-    columns = ("id", "tenant", "created", "by", "last used", "expires", "scopes", "models", "limits")
+    columns = (
+        "id",
+        "tenant",
+        "created",
+        "by",
+        "last used",
+        "expires",
+        "scopes",
+        "models",
+        "limits",
+        "defaults",
+    )
     table = Table(*columns, box=None)
     for key in stored:
         expires = _minute(key.expires_s) if key.expires_s else "never"
@@ -215,7 +247,20 @@ async def _list(context: Context) -> int:
         tenant = key.tenant if key.tenant in tenants else f"{key.tenant} (not defined: refused)"
         created = _minute(key.created_s) if key.created_s else NONE
         used = days.get(key.id, "never")
-        table.add_row(key.id, tenant, created, key.created_by or NONE, used, expires, scopes, models, limits)
+        defaults = " ".join(f"{operation}={model}" for operation, model in key.defaults.items()) or NONE
+        row = (
+            key.id,
+            tenant,
+            created,
+            key.created_by or NONE,
+            used,
+            expires,
+            scopes,
+            models,
+            limits,
+            defaults,
+        )
+        table.add_row(*row)
     show_table(table)
     return 0
 

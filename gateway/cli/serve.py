@@ -30,6 +30,7 @@ from gateway.cli.output import CleanConsole, count_of, show_line, show_problems,
 from gateway.config.boot import AppBoot, MetricNames
 from gateway.config.host_users import people
 from gateway.config.load import load_config
+from gateway.config.notes import keyless_notes
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config, Logs
 from gateway.config.state_folder import JOBS_FILE, folder_warning
@@ -125,6 +126,8 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
     key = first_key(config, sources)
     found = people()
     log_open_admin(config, found)
+    for note in keyless_notes(config):
+        logger.warning("%s", note)
     if key is None:
         warn_of_missing_operator_key(config, found)
         warn_of_missing_keys(config, sources)

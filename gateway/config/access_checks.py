@@ -3,7 +3,8 @@
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from ipaddress import ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from gateway.config.certificate_entries import canonical_entry, entry_problem
@@ -11,6 +12,7 @@ from gateway.config.money import is_budget
 from gateway.config.problems import Problem, unknown_models, unknown_name
 from gateway.config.schema import (
     KEY_DIGEST,
+    OPERATORS,
     ClaimMapping,
     Config,
     ConsoleClient,
@@ -18,12 +20,15 @@ from gateway.config.schema import (
     IssuerSettings,
     Key,
     LimitAmount,
+    default_problems,
     digest_of,
     host_and_port,
     is_loopback,
     limit_problems,
     shared_limit_problems,
 )
+
+Network: TypeAlias = IPv4Network | IPv6Network
 
 # An origin as browsers send it, without a path or a trailing slash. A * may stand for a part of the host.
 ORIGIN = re.compile(r"https?://[^/\s?#@]+")
@@ -32,7 +37,9 @@ TRACE_ID = "{trace_id}"
 TRACE_LINK = re.compile(r"https?://[^/\s?#{}@]+[/?#]\S*\{trace_id\}\S*")
 CURRENCY_MEANING = "the name of the money in which prices and budgets are written, such as EUR"
 NO_CLIENT_CA = "needs `tls.client_ca`, the authority that signs clients' certificates"
+NO_OPERATORS = "operators need a key"
 NO_NETWORK = "not an address or a network, such as 10.0.0.0/8"
+EVERY_ADDRESS = "is every address; for callers without a key from anywhere, `listeners` has a port of its own"
 # Keys that an attacker tries first. The empty one is the digest of a variable that was not set.
 GUESSABLE_KEYS = ("", "admin", "changeme", "password", "secret", "test")
 GUESSABLE_DIGESTS = frozenset("sha256:" + hashlib.sha256(key.encode()).hexdigest() for key in GUESSABLE_KEYS)
@@ -66,9 +73,9 @@ def _tracing_problems(config: Config) -> Iterator[Problem]:
 def listener_problems(config: Config) -> Iterator[Problem]:
     """Yield the problems of listeners, proxies, origins and collectors."""
     yield from _port_problems(config)
+    yield from _tracing_problems(config)
     if (tls := config.tls) is not None and tls.client_ca is None and tls.client_certificates == "optional":
         yield Problem("tls.client_certificates", NO_CLIENT_CA)
-    yield from _tracing_problems(config)
     if config.metrics and not ENDPOINT.fullmatch(config.metrics.endpoint):
         yield Problem("metrics.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/metrics")
     for index, network in enumerate(config.trusted_proxies):
@@ -86,6 +93,8 @@ def _port_problems(config: Config) -> Iterator[Problem]:
         "grpc.listen": None if config.grpc is None else config.grpc.listen,
         "manager.listen": None if config.manager is None else config.manager.listen,
     }
+    for number, listener in enumerate(config.listeners):
+        listeners[f"listeners[{number}].address"] = listener.address
     ports: list[int] = []
     for index, (path, listen) in enumerate(listeners.items()):
         if listen is None:
@@ -115,7 +124,9 @@ def tenant_problems(config: Config, models: Collection[str]) -> Iterator[Problem
     """Yield the problems of tenants, keys and client certificates. models: names that exist in the file."""
     first_use: dict[str, str] = {}
     yield from _key_problems(config.admin.keys, "admin", first_use)
+    yield from _key_default_problems(config, models)
     yield from _certificate_problems(config)
+    yield from _place_problems(config, models)
     for name, tenant in config.tenants.items():
         path = f"tenants.{name}"
         if any(ord(character) < ord(" ") for character in name):
@@ -181,6 +192,73 @@ def _certificate_problems(config: Config) -> Iterator[Problem]:
             elif canonical in first_use:
                 yield Problem(path, f"is also {first_use[canonical]}")
             first_use.setdefault(canonical, path)
+
+
+def _place_problems(config: Config, models: Collection[str]) -> Iterator[Problem]:
+    """Yield the problems of places in place of keys: each network identifies one tenant."""
+    for index, listener in enumerate(config.listeners):
+        if listener.tenant == OPERATORS:
+            yield Problem(f"listeners[{index}].tenant", NO_OPERATORS)
+        tenant = config.tenants.get(listener.tenant)
+        of_tenant = None if tenant is None else tenant.models
+        yield from _default_problems(
+            f"listeners[{index}].defaults", listener.defaults, models, None, of_tenant
+        )
+    proxies = [ip_network(proxy) for proxy in config.trusted_proxies if is_network(proxy)]
+    first_use: dict[Network, str] = {}
+    for name, tenant in config.tenants.items():
+        if tenant.networks and name == OPERATORS:
+            yield Problem(f"tenants.{name}.networks", NO_OPERATORS)
+        for index, written in enumerate(tenant.networks):
+            path = f"tenants.{name}.networks[{index}]"
+            if problem := _network_problem(written, proxies, first_use):
+                yield Problem(path, problem)
+            else:
+                first_use[ip_network(written)] = path
+
+
+def _key_default_problems(config: Config, models: Collection[str]) -> Iterator[Problem]:
+    """Yield the problems of the default models of all keys. models: names of all models."""
+    for name, tenant in config.tenants.items():
+        for index, key in enumerate(tenant.keys):
+            if isinstance(key, Key):
+                path, allowed = f"tenants.{name}.keys[{index}].defaults", (key.models, tenant.models)
+                yield from _default_problems(path, key.defaults, models, key.scopes, *allowed)
+    for index, key in enumerate(config.admin.keys):
+        if isinstance(key, Key):
+            path = f"admin.keys[{index}].defaults"
+            yield from _default_problems(path, key.defaults, models, key.scopes or ())
+
+
+def _default_problems(
+    path: str,
+    defaults: Mapping[str, str],
+    known: Collection[str],
+    scopes: Collection[str] | None,
+    *models: Collection[str] | None,
+) -> Iterator[Problem]:
+    """Yield the problems of the default models of a key. known: names of all models."""
+    for operation, model in defaults.items():
+        if model not in known:
+            yield Problem(f"{path}.{operation}", unknown_name("model", model, known))
+    for operation, problem in default_problems(defaults, scopes, *models):
+        if defaults[operation] in known:
+            yield Problem(f"{path}.{operation}", problem)
+
+
+def _network_problem(
+    written: str, proxies: Iterable[Network], first_use: Mapping[Network, str]
+) -> str | None:
+    """Return why a network cannot identify a tenant, None if it can. first_use: of networks before it."""
+    if not is_network(written):
+        return NO_NETWORK
+    network = ip_network(written)
+    if network.prefixlen == 0:
+        return EVERY_ADDRESS
+    if network in first_use:
+        return f"is also {first_use[network]}"
+    is_hidden = any(proxy.version == network.version and network.subnet_of(proxy) for proxy in proxies)  # type: ignore[arg-type]
+    return "has no effect: all of it are `trusted_proxies`, which are no callers" if is_hidden else None
 
 
 def named_limit_problems(limits: Mapping[str, LimitAmount], path: str) -> Iterator[Problem]:

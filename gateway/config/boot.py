@@ -19,7 +19,8 @@ class AppBoot(msgspec.Struct, frozen=True):
     created it. first_key_waits: Redis was unavailable at start and may hold tenants, in which case the first
     key is not valid. first_key_is_kept: all gateways of the store agree on it by its digest there. engines:
     upstream name → addresses of its model in engines, by `UpstreamSettings.devices`. added_models: models
-    that are not in the file. admin_port, manager_port: ports of these listeners, if they exist. worker: index
+    that are not in the file. admin_port, manager_port: ports of these listeners, if they exist.
+    listener_ports: those of `listeners`, in their order. worker: index
     of this worker; None if there is only one. tenants_file: of tenants and keys where there is no Redis, None
     if no folder for it is known. jobs_file: of the table of batches where there is no Redis; None puts it
     into `batches.dir`. metric_names: of metrics for a collector. identity: of the gateway, the same for all
@@ -35,6 +36,7 @@ class AppBoot(msgspec.Struct, frozen=True):
     added_models: frozenset[str] = frozenset()
     admin_port: int | None = None
     manager_port: int | None = None
+    listener_ports: tuple[int, ...] = ()
     worker: int | None = None
     tenants_file: str | None = None
     jobs_file: str | None = None

@@ -17,6 +17,7 @@ from gateway.config.schema import Config
 # Names of keys, wherever they are.
 OF_HOST = frozenset(
     {
+        "address",
         "bytes",
         "dir",
         "gateways",

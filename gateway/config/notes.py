@@ -5,7 +5,15 @@ from urllib.parse import urlsplit
 
 from backends.torch.kind import ENGINE
 from gateway.config.problems import Problem
-from gateway.config.schema import KINDS_OF_KEYS, OPERATORS, Config, foreign_keys, is_loopback
+from gateway.config.schema import (
+    FIRST_TENANT,
+    KINDS_OF_KEYS,
+    OPERATORS,
+    Config,
+    foreign_keys,
+    host_and_port,
+    is_loopback,
+)
 from gateway.config.upstream_checks import FOREIGN
 
 # For an operator who adds the first tenant to a file, and whose callers use the first key.
@@ -20,7 +28,7 @@ def lacks_keys(config: Config) -> bool:
     return (
         bool(config.tenants)
         and not config.sign_on
-        and not any(each.keys or each.certificates for each in config.tenants.values())
+        and not any(each.keys or each.certificates or each.networks for each in config.tenants.values())
     )
 
 
@@ -30,9 +38,39 @@ def notes(config: Config) -> Iterator[Problem]:
     yield from _cache_notes(config)
     if lacks_keys(config):
         yield Problem("tenants", f"{NO_KEYS}; those that are stored are not read here")
+    yield from keyless_notes(config)
     yield from _sign_on_notes(config)
     yield from _forgotten_limits(config)
     yield from _notify_notes(config)
+
+
+def keyless_notes(config: Config) -> Iterator[Problem]:
+    """Yield a note for each place whose callers need no key."""
+    for index, listener in enumerate(config.listeners):
+        place = f"listeners[{index}]"
+        yield Problem(
+            place,
+            f"a caller at {listener.address} needs no key, and is the tenant {listener.tenant}"
+            + (", from every network that leads there" if is_wildcard(listener.address) else ""),
+        )
+        # Tenants in Redis, or in a file of `state_dir`, are not read here.
+        if listener.tenant not in (config.tenants or (FIRST_TENANT,)):
+            yield Problem(
+                f"{place}.tenant",
+                f"there is no tenant {listener.tenant!r} in this file: callers get 403 until "
+                "`gateway tenants set` has made it",
+            )
+    for name, tenant in config.tenants.items():
+        if tenant.networks:
+            yield Problem(
+                f"tenants.{name}.networks",
+                f"a caller from {', '.join(tenant.networks)} needs no key, and is this tenant",
+            )
+
+
+def is_wildcard(listen: str) -> bool:
+    """Return whether an address to listen on means every interface."""
+    return host_and_port(listen)[0] in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 def ignored_keys(config: Config) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ component receives its section whole, at the start and again with each reload.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal
@@ -15,7 +15,7 @@ import msgspec
 
 from backends.azure.kind import AzureSettings
 from backends.bedrock.kind import BedrockSettings
-from backends.contract import BackendKind, KindSettings, TokenizerSettings
+from backends.contract import BackendKind, KindSettings, Operation, TokenizerSettings
 from backends.google.kind import GeminiSettings, VertexSettings
 from backends.huggingface.kind import HuggingFaceSettings
 from backends.kinds import KINDS
@@ -62,8 +62,10 @@ OPERATION_SEGMENTS = frozenset(
         "embed_all",
         "embed_sparse",
         "embeddings",
+        "feature-extraction",
         "health",
         "info",
+        "invocations",
         "meta",
         "multi-vector",
         "multimodalembeddings",
@@ -72,6 +74,7 @@ OPERATION_SEGMENTS = frozenset(
         "ranking",
         "rerank",
         "score",
+        "sentence-similarity",
         "similarity",
         "tokenize",
         "vectorize",
@@ -80,6 +83,29 @@ OPERATION_SEGMENTS = frozenset(
 )
 
 Scope = Literal["embed", "rerank", "classify", "tokenize", "metrics", "admin:read", "admin"]
+# Scope that a key needs for each operation. A key for one operation may well do the others of its scope.
+SCOPE_OF: Mapping[Operation, Scope] = {
+    Operation.EMBED: "embed",
+    Operation.EMBED_IMAGE: "embed",
+    Operation.EMBED_AUDIO: "embed",
+    Operation.ENCODE: "embed",
+    Operation.RERANK: "rerank",
+    Operation.RERANK_IMAGE: "rerank",
+    Operation.CLASSIFY: "classify",
+    Operation.TOKENIZE: "tokenize",
+    Operation.DETOKENIZE: "tokenize",
+}
+# Operations for which a key may have a default model. Texts of tokens have that of tokens.
+DEFAULTS = (
+    "embed",
+    "embed_image",
+    "embed_audio",
+    "encode",
+    "rerank",
+    "rerank_image",
+    "classify",
+    "tokenize",
+)
 Policy = Literal["round_robin", "least_tokens", "two_choices"]
 # Roles of inputs, and the type of those whose role is not known.
 InputRole = Literal[
@@ -104,7 +130,10 @@ class Quotas(Section, frozen=True):
 
 
 class Key(Section, frozen=True):
-    """One API key of a tenant, by the SHA-256 of the whole key. It never permits more than its tenant."""
+    """One API key of a tenant, by the SHA-256 of the whole key. It never permits more than its tenant.
+
+    defaults: models of its requests that name none.
+    """
 
     digest: str
     id: str | None = None
@@ -112,6 +141,7 @@ class Key(Section, frozen=True):
     scopes: tuple[Scope, ...] | None = None
     models: tuple[str, ...] | None = None
     limits: dict[str, LimitAmount] = {}
+    defaults: dict[str, str] = {}
 
 
 class ListenerTls(Section, frozen=True):
@@ -136,6 +166,17 @@ class Cors(Section, frozen=True):
 
     origins: tuple[str, ...]
     max_age_s: PositiveInt = 600
+
+
+class ListenerSettings(Section, frozen=True):
+    """One more listener, where a caller that sends no key is a tenant.
+
+    defaults: models of its requests that name none.
+    """
+
+    address: str
+    tenant: str
+    defaults: dict[str, str] = {}
 
 
 class GrpcSettings(Section, frozen=True):
@@ -192,6 +233,8 @@ KINDS_OF_KEYS: dict[str, tuple[BackendKind, ...]] = {
 OWN_VOCABULARY = "model"
 # Owner of the keys in `admin.keys`, and of operators by single sign-on: no tenant that calls models.
 OPERATORS = "operators"
+# Tenant of the first key, which is generated or taken from GATEWAY_API_KEY if no tenant is configured.
+FIRST_TENANT = "default"
 
 
 class UpstreamSettings(Section, frozen=True, kw_only=True):
@@ -442,6 +485,12 @@ class TenantConfig(Section, frozen=True):
     join: bool = True
 
 
+class FileTenant(TenantConfig, frozen=True):
+    """A tenant of the file. networks: addresses whose callers are this tenant if they send no key."""
+
+    networks: tuple[str, ...] = ()
+
+
 class EndUsersSettings(Section, frozen=True, rename={"sources": "from"}):
     """Names of end users in requests. Absent, none is read."""
 
@@ -657,8 +706,10 @@ class Config(Section, frozen=True, kw_only=True):
     drain_s: PositiveFloat = 15.0
     lame_duck_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     trusted_proxies: tuple[str, ...] = ()
+    key_in_query: bool = False
     state_dir: str | None = None
     currency: Annotated[str, msgspec.Meta(min_length=1, max_length=16)] | None = None
+    listeners: tuple[ListenerSettings, ...] = ()
     tls: ListenerTls | None = None
     cors: Cors | None = None
     grpc: GrpcSettings | None = None
@@ -681,8 +732,13 @@ class Config(Section, frozen=True, kw_only=True):
     upstreams: dict[str, UpstreamSettings]
     models: dict[str, ModelSettings]
     defaults: Defaults = Defaults()
-    tenants: dict[str, TenantConfig] = {}
+    tenants: dict[str, FileTenant] = {}
     sign_on: dict[str, IssuerSettings] = {}
+
+    @property
+    def networks(self) -> dict[str, str]:
+        """Tenants whose callers need no key, by the networks of these."""
+        return {network: name for name, tenant in self.tenants.items() for network in tenant.networks}
 
     @property
     def verifies_clients(self) -> bool:
@@ -757,6 +813,24 @@ def _limit_meant(name: str) -> str:
     if period and similar_name(wanted, PERIODS) is None:
         return f"there is none per {wanted!r}: did you mean '{counted}_per_day' or '{counted}_per_month'? "
     return f"did you mean {similar!r}? "
+
+
+def default_problems(
+    defaults: Mapping[str, str], scopes: Collection[str] | None, *models: Collection[str] | None
+) -> Iterator[tuple[str, str]]:
+    """Yield each operation that has no default model, or one that a key may not use, with the reason.
+
+    scopes: of the key. models: of the key, and of its tenant. None means all.
+    """
+    for operation, model in defaults.items():
+        if operation not in DEFAULTS:
+            yield operation, f"there is no such operation; there are: {', '.join(DEFAULTS)}"
+            continue
+        scope = SCOPE_OF[Operation(operation)]
+        if any(names is not None and model not in names for names in models):
+            yield operation, f"{model!r} is not among the models that this key may use"
+        elif scopes is not None and scope not in scopes:
+            yield operation, f"needs the scope {scope}, which this key has not"
 
 
 def digest_of(key: str | Key) -> str:

@@ -22,9 +22,9 @@ from gateway.events import GatewayDrained, ModelSummary, ProcessRestarted
 class WorkerBoot(msgspec.Struct, frozen=True):
     """Settings that a worker process starts with.
 
-    listen_fd, admin_fd, manager_fd: sockets that the parent has bound. grpc_address: host:port that it has
-    reserved for gRPC. status_fd: pipe to the parent. metrics_folder: folder of the counters that several
-    workers share. restarts, instances, withdrawn, drained: at this worker's start.
+    listen_fd, admin_fd, manager_fd, more_fds: sockets that the parent has bound. grpc_address: host:port that
+    it has reserved for gRPC. status_fd: pipe to the parent. metrics_folder: folder of the counters that
+    several workers share. restarts, instances, withdrawn, drained: at this worker's start.
     """
 
     app: AppBoot
@@ -38,6 +38,7 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     instances: tuple[InstanceInfo, ...] = ()
     withdrawn: tuple["CanaryWithdrawn", ...] = ()
     drained: GatewayDrained = GatewayDrained()
+    more_fds: tuple[int, ...] = ()
 
 
 class ConfigUpdate(msgspec.Struct, frozen=True, tag="config_update"):

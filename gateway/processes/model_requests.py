@@ -78,11 +78,13 @@ class ModelRequests:
         model, is_new = command.model_id, False
         if isinstance(command, AddModel):
             is_new = await self._add(registry, model)
+        elif command.action == "load" and await self._find(registry, model) is None:
+            raise _not_found(model)
         elif command.action != "get":
             await self._run_job(registry, model, command.action)
         found = await self._find(registry, model)
         if found is None:
-            raise Refused("MODEL_NOT_FOUND", f"Model '{model}' not found")
+            raise _not_found(model)
         return HostResult(models=(found,), is_new=is_new)
 
     async def _find(self, registry: Registry, model: str) -> ModelInfo | None:
@@ -167,6 +169,10 @@ def _info_of(model: ListedModel) -> ModelInfo:
         record.load_s if is_verified else None,
         model.configured,
     )
+
+
+def _not_found(model: str) -> Refused:
+    return Refused("MODEL_NOT_FOUND", f"Model '{model}' not found")
 
 
 def smoke_load(boot: wire.ModelBoot, timeout_s: float, environment: Mapping[str, str]) -> wire.SmokeLoad:

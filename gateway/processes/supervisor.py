@@ -163,6 +163,10 @@ class Supervisor:
         # grpc opens its listeners itself: one in each worker, on the reserved port.
         grpc = config.grpc and _bind(reserve_port, config.grpc.listen, "grpc.listen")
         manager = config.manager and _bind(open_listener, config.manager.listen, "manager.listen")
+        more = [
+            resources.enter_context(_bind(open_socket, each.address, f"listeners[{index}].address"))
+            for index, each in enumerate(config.listeners)
+        ]
         shared = SharedResources(
             listener,
             resources.enter_context(admin) if admin else None,
@@ -170,6 +174,7 @@ class Supervisor:
             worker_environment(self._source.environment, config),
             resources.enter_context(grpc) if grpc else None,
             resources.enter_context(manager) if manager else None,
+            tuple(more),
         )
 
         def broadcast(restart: ProcessRestarted) -> None:

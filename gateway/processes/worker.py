@@ -311,9 +311,9 @@ def _server_config(application: Application, config: Config) -> uvicorn.Config:
 
 
 def _sockets(boot: WorkerBoot) -> list[socket.socket]:
-    listener = socket.socket(fileno=boot.listen_fd)
-    # One of several workers has its own socket on the same port, which closes with the worker.
-    sockets = [listener if boot.app.worker is None else join_port(listener)]
+    shared = [socket.socket(fileno=number) for number in (boot.listen_fd, *boot.more_fds)]
+    # One of several workers has its own sockets on the same ports, which close with the worker.
+    sockets = shared if boot.app.worker is None else [join_port(listener) for listener in shared]
     others = (boot.admin_fd, boot.manager_fd)
     sockets += [socket.socket(fileno=number) for number in others if number is not None]
     return sockets

@@ -77,7 +77,7 @@ class SharedResources(msgspec.Struct, frozen=True):
 
     admin: the operators' listener, if it is a separate one. metrics_folder: folder of the counters that
     several workers share; None for a single worker. environment: variables of every worker. grpc: reserves
-    the port of `grpc.listen`. manager: listener of the API for instances.
+    the port of `grpc.listen`. manager: listener of the API for instances. more: those of `listeners`.
     """
 
     listener: socket.socket
@@ -86,11 +86,12 @@ class SharedResources(msgspec.Struct, frozen=True):
     environment: Mapping[str, str]
     grpc: socket.socket | None = None
     manager: socket.socket | None = None
+    more: tuple[socket.socket, ...] = ()
 
     @property
     def inherited(self) -> tuple[socket.socket, ...]:
         """The sockets that workers inherit."""
-        return tuple(filter(None, (self.listener, self.admin, self.manager)))
+        return tuple(filter(None, (self.listener, self.admin, self.manager, *self.more)))
 
 
 class WorkerPool:
@@ -232,6 +233,7 @@ class WorkerPool:
             self._app_boot(),
             admin_port=admin.getsockname()[1] if admin else None,
             manager_port=manager.getsockname()[1] if manager else None,
+            listener_ports=tuple([more.getsockname()[1] for more in self._resources.more]),
             worker=None if self._resources.metrics_folder is None else worker,
         )
         boot = messages.WorkerBoot(
@@ -246,6 +248,7 @@ class WorkerPool:
             self._instances(),
             tuple(self._withdrawn.values()),
             self._drained,
+            tuple([more.fileno() for more in self._resources.more]),
         )
         return msgspec.json.encode(boot)
 

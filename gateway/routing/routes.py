@@ -90,7 +90,7 @@ class Routes:
 
         Raises: ModelNotFound, NoReplica, ModelForbidden, OperationUnsupported, InvalidInput.
         """
-        model_name = self.default_model(operation) if name is None else name
+        model_name = self.default_model(operation, tenant) if name is None else name
         model = self._models.get(model_name)
         if model is None:
             model_name = self.known_name(model_name, tenant)
@@ -129,10 +129,12 @@ class Routes:
         """Return the operations of a model, as far as they are known now."""
         return [operation for operation in Operation if self._offers(name, operation)]
 
-    def defaults_of(self, name: str) -> list[str]:
-        """Return the keys of `defaults` that select a model."""
+    def defaults_of(self, name: str, tenant: Tenant) -> list[str]:
+        """Return the keys of `defaults` that select a model, those of the tenant's key in place of others."""
         selected = msgspec.structs.asdict(self._defaults)
-        return [key for key in ("embed", "rerank", "classify") if selected[key] == name]
+        of_gateway = [key for key in ("embed", "rerank", "classify") if key not in tenant.defaults]
+        of_key = [key for key, model in tenant.defaults.items() if model == name]
+        return [key for key in of_gateway if selected[key] == name] + of_key
 
     def upstream_of(self, name: str) -> str:
         """Return the upstream that serves a public name; of several, the main one.
@@ -141,21 +143,26 @@ class Routes:
         """
         return self._models[self.known_name(name)].upstream
 
-    def root_model(self) -> str:
+    def root_model(self, tenant: Tenant | None = None) -> str:
         """Return the model of a root path that specifies no model and implies no operation.
 
-        Raises: InvalidInput.
+        tenant: whose key may have one of its own. Raises: InvalidInput.
         """
+        if tenant is not None and (own := tenant.default_model(Operation.EMBED)) is not None:
+            return own
         only = self._only_model()
         if self._defaults.embed is None and only is not None:
             return only
-        return self.default_model(Operation.EMBED)
+        return self.default_model(Operation.EMBED, tenant)
 
-    def default_model(self, operation: Operation) -> str:
-        """Return the model of a request that specifies none.
+    def default_model(self, operation: Operation, tenant: Tenant | None = None) -> str:
+        """Return the model of a request that specifies none: that of its key, else that of the gateway.
 
+        A tenant that may not use the gateway's has the only one that it may use. None stands for all tenants.
         Raises: InvalidInput, OperationUnsupported.
         """
+        if tenant is not None and (own := tenant.default_model(operation)) is not None:
+            return own
         defaults = self._defaults
         special = {
             Operation.RERANK: ("rerank", defaults.rerank),
@@ -163,14 +170,19 @@ class Routes:
             Operation.CLASSIFY: ("classify", defaults.classify),
         }
         field, preferred = special.get(operation, ("embed", defaults.embed))
-        if preferred is not None:
+        if preferred is not None and (tenant is None or tenant.may_use(preferred)):
             return preferred
         capable = self._capable(self._of_file, operation) or self._capable(self._models, operation)
+        if tenant is not None:
+            capable = [name for name in capable if tenant.may_use(name)] or capable
         if operation is Operation.CLASSIFY:
             # A reranker returns its one label, but a request without a model is more likely for a classifier.
             capable = [name for name in capable if not self._scores_pairs(name)] or capable
         if len(capable) == 1:
             return capable[0]
+        if preferred is not None:
+            # The error names it.
+            return preferred
         if not capable:
             verb = MEDIA_VERBS.get(operation)
             raise OperationUnsupported(

@@ -73,6 +73,7 @@ def key_fields(key: StoredKey) -> dict[str, Any]:
         "expires": None if expires is None else f"{expires:%Y-%m-%dT%H:%M:%SZ}",
         "scopes": key.scopes,
         "models": key.models,
+        **{f"defaults.{operation}": model for operation, model in key.defaults.items()},
         **{f"limits.{name}": amount for name, amount in key.limits.items()},
     }
 

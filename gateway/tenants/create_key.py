@@ -7,7 +7,7 @@ from datetime import datetime
 
 import msgspec
 
-from gateway.config.schema import LimitAmount
+from gateway.config.schema import LimitAmount, default_problems
 from gateway.tenants.client_certificate import ID_PREFIX
 from gateway.tenants.keyring import StoredKey, key_digest, unix_seconds
 
@@ -39,13 +39,16 @@ def make_key(
     scopes: Sequence[str] | None = None,
     models: Sequence[str] | None = None,
     limits: Mapping[str, LimitAmount],
+    defaults: Mapping[str, str] = {},
+    tenant_models: Collection[str] | None = None,
     created_by: str = "",
     configured_tenants: Collection[str] = (),
 ) -> NewKey:
     """Create a key; it is not stored yet.
 
     id_: random if None. expires: UTC if it has no time zone. scopes, models: None means all. limits: of the
-    key, in addition to its tenant's. created_by: name of the actor. configured_tenants: tenants of
+    key, in addition to its tenant's. defaults: models of requests that name none. tenant_models: those that
+    its tenant may use, as far as that is known. created_by: name of the actor. configured_tenants: tenants of
     router.yaml, whose names need not be segments of a path. Raises: InvalidKeySettings.
     """
     if problem := id_problem(id_):
@@ -55,6 +58,8 @@ def make_key(
     now_s, expires_s = time.time(), unix_seconds(expires)
     if expires_s is not None and expires_s <= now_s:
         raise InvalidKeySettings("expires", "that is in the past")
+    for operation, problem in default_problems(defaults, scopes, models, tenant_models):
+        raise InvalidKeySettings("default", f"{operation}: {problem}")
     id_ = id_ or _random_id()
     text = random_key(id_)
     stored = StoredKey(
@@ -67,6 +72,7 @@ def make_key(
         limits=dict(limits),
         created_s=now_s,
         created_by=created_by,
+        defaults=dict(defaults),
     )
     return NewKey(text, stored)
 

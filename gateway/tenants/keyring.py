@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Literal
 
 import msgspec
@@ -22,30 +23,34 @@ from gateway.errors import GatewayError, QuotaUnavailable, ScopeForbidden, Tenan
 from gateway.quotas.limits import Limit, is_batch_limit, parse_limit
 from gateway.tenants.client_certificate import ClientCertificate, digest_of_entry, id_of
 
-# Tenant of the first key, which is generated or taken from GATEWAY_API_KEY if no tenant is configured.
-FIRST_TENANT = "default"
+FIRST_TENANT = config.FIRST_TENANT
 OPERATORS = config.OPERATORS
 OPERATOR_SCOPES = ("admin", "metrics")
-# Scope that a key needs for each operation. A key for one operation may well do the others of its scope.
-SCOPE_OF: Mapping[Operation, str] = {
-    Operation.EMBED: "embed",
-    Operation.EMBED_IMAGE: "embed",
-    Operation.EMBED_AUDIO: "embed",
-    Operation.ENCODE: "embed",
-    Operation.RERANK: "rerank",
-    Operation.RERANK_IMAGE: "rerank",
-    Operation.CLASSIFY: "classify",
-    Operation.TOKENIZE: "tokenize",
-    Operation.DETOKENIZE: "tokenize",
+SCOPE_OF = config.SCOPE_OF
+# Defaults of a key that count for an operation, the narrowest first.
+DEFAULTS_FOR: Mapping[Operation, tuple[str, ...]] = {
+    Operation.EMBED: ("embed",),
+    Operation.EMBED_IMAGE: ("embed_image", "embed"),
+    Operation.EMBED_AUDIO: ("embed_audio", "embed"),
+    Operation.ENCODE: ("encode", "embed"),
+    Operation.RERANK: ("rerank",),
+    Operation.RERANK_IMAGE: ("rerank_image", "rerank"),
+    Operation.CLASSIFY: ("classify",),
+    Operation.TOKENIZE: ("tokenize", "embed"),
+    Operation.DETOKENIZE: ("tokenize", "embed"),
 }
 OPERATIONS: frozenset[str] = frozenset(SCOPE_OF.values())
 FIRST_KEY_SCOPES = (*sorted(OPERATIONS), "metrics", "admin")
+# Begin the ids under which callers without a key appear. No stored key's id has a /.
+LISTENER_PREFIX = "listener/"
+NETWORK_PREFIX = "network/"
 # A log line names this many keys of a tenant.
 NAMED_KEYS_MAX = 5
 # Hex digits of a digest: too few to find a key by, and enough to tell two keys apart.
 MARK_LENGTH = 16
 # Digests of former keys that are remembered; each is about 200 bytes.
 FORMER_KEYS_MAX = 50_000
+NO_KEY = "no API key: send the header `Authorization: Bearer <key>`"
 # For an operator who creates the first tenant in the store.
 FIRST_KEY_NOTE = (
     "this is the first tenant in Redis: the first key is refused after the next start of a gateway; "
@@ -85,7 +90,8 @@ class StoredKey(msgspec.Struct, frozen=True):
 
     id: the name under which it is listed and revoked. expires_s: seconds since 1970; None is never. scopes:
     operations, `metrics`, `admin:read`, `admin`; None is all operations. models, limits: narrower than the
-    tenant's. created_by: actor of its record. successor: id of the key that replaces it, empty for none.
+    tenant's. defaults: models of requests that name none. created_by: actor of its record. successor: id of
+    the key that replaces it, empty for none.
     """
 
     id: str
@@ -98,6 +104,7 @@ class StoredKey(msgspec.Struct, frozen=True):
     created_s: float = 0.0
     created_by: str = ""
     successor: str = ""
+    defaults: dict[str, str] = {}
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -106,7 +113,8 @@ class Tenant(msgspec.Struct, frozen=True):
     models: None means all. model_limits: by model, in place of the model's own limits. batch_limits: count
     only lines of jobs, in addition to `limits`. end_user_limits: of each of its end users. key_mark: part of
     the key's digest, which another key of the same id lacks. is_narrowed: the key may do less than its
-    tenant, or is the token of one of its users.
+    tenant, or is the token of one of its users. is_keyless: no key was sent, and the caller's listener or
+    network stands for one.
     """
 
     name: str
@@ -124,6 +132,8 @@ class Tenant(msgspec.Struct, frozen=True):
     key_mark: str = ""
     is_narrowed: bool = False
     end_user_limits: tuple[Limit, ...] = ()
+    is_keyless: bool = False
+    defaults: Mapping[str, str] = {}
 
     def for_batches(self) -> "Tenant":
         """Return the tenant with the limits that count for lines of its jobs."""
@@ -135,6 +145,11 @@ class Tenant(msgspec.Struct, frozen=True):
         """Return True if this tenant may call the model of that name."""
         return self.models is None or model in self.models
 
+    def default_model(self, operation: Operation) -> str | None:
+        """Return the key's own model of a request that names none, None if it has none."""
+        names = DEFAULTS_FOR[operation]
+        return next((self.defaults[name] for name in names if name in self.defaults), None)
+
     def require_operation(self, operation: Operation) -> None:
         """Check that the key's scopes include an operation. Raises: ScopeForbidden."""
         self.require(SCOPE_OF[operation])
@@ -143,6 +158,11 @@ class Tenant(msgspec.Struct, frozen=True):
         """Check that the key has a scope. Raises: ScopeForbidden."""
         if scope not in self.scopes:
             raise ScopeForbidden(f"this key is not for {scope}")
+
+    def require_key(self) -> None:
+        """Check that the caller has sent a key. Raises: Unauthenticated."""
+        if self.is_keyless:
+            raise Unauthenticated(NO_KEY)
 
 
 class Keyring:
@@ -162,6 +182,7 @@ class Keyring:
         *,
         operators: Iterable[str | config.Key] = (),
         operator_certificates: Sequence[str] = (),
+        networks: Mapping[str, str] = {},
         has_store: bool = False,
     ) -> None:
         self._now_s = now_s
@@ -172,6 +193,8 @@ class Keyring:
         self._store_unread = has_store
         self._store_is_away = False
         self._without_tenant: Mapping[str, StoredKey] = {}
+        # Owners of calls without a key, by their ids.
+        self._keyless: dict[str, Tenant] = {}
         self._owners: dict[str, tuple[str, Tenant]] = {}
         # Digests of keys that are valid no more, the latest last.
         self._former: dict[str, None] = {}
@@ -187,17 +210,18 @@ class Keyring:
         self._stored_tenants: Mapping[str, config.TenantConfig] = {}
         self._first = first_key
         self._tenants = tenants
-        self.replace_configured(tenants, operators, operator_certificates)
+        self.replace_configured(tenants, operators, operator_certificates, networks)
 
     def replace_configured(
         self,
         tenants: Mapping[str, config.TenantConfig],
         operators: Iterable[str | config.Key] = (),
         operator_certificates: Sequence[str] = (),
+        networks: Mapping[str, str] = {},
     ) -> None:
-        """Replace the tenants, keys and certificates of router.yaml.
+        """Replace the tenants, keys, certificates and networks of router.yaml.
 
-        The first key is valid only while router.yaml has no tenant.
+        networks: → tenant of router.yaml. The first key is valid only while router.yaml has no tenant.
         """
         if tenants and self._valid_first_key is not None:
             logger.warning("%s", FIRST_KEY_ENDED_NOTE)
@@ -212,6 +236,9 @@ class Keyring:
             msgspec.structs.replace(key, scopes=key.scopes or OPERATOR_SCOPES) for key in operator_keys
         ]
         self._operator_certificates = operator_certificates
+        parsed = [(ip_network(network), network, tenant) for network, tenant in networks.items()]
+        # The smallest network that has an address decides.
+        self._networks = sorted(parsed, key=lambda entry: -entry[0].prefixlen)
         self._rebuild()
 
     @property
@@ -310,7 +337,7 @@ class Keyring:
         down. The message never repeats the key.
         """
         if not api_key:
-            raise Unauthenticated("no API key: send the header `Authorization: Bearer <key>`")
+            raise Unauthenticated(NO_KEY)
         digest = key_digest(api_key)
         # The time of a lookup by SHA-256 reveals nothing about a nearly right key, and the comparison with
         # the found digest takes constant time.
@@ -345,6 +372,42 @@ class Keyring:
         if certificate.expires_s <= self._now_s():
             raise Unauthenticated("this client certificate has expired: connect with a new one")
         return found[0]
+
+    @property
+    def has_networks(self) -> bool:
+        """True if callers of some networks need no key."""
+        return bool(self._networks)
+
+    def identify_network(self, address: IPv4Address | IPv6Address) -> Tenant | None:
+        """Return the tenant of a caller without a key by its own address, None if it is of no network."""
+        for network, written, tenant in self._networks:
+            if address in network:
+                return self._keyless_owner(NETWORK_PREFIX + written, tenant)
+        return None
+
+    def identify_listener(self, listener: config.ListenerSettings) -> Tenant:
+        """Return the tenant of a caller without a key, by the listener that it reached.
+
+        Raises: TenantUnknown; QuotaUnavailable if the tenant may be in the store, which is down.
+        """
+        return self._keyless_owner(LISTENER_PREFIX + listener.address, listener.tenant, listener.defaults)
+
+    def _keyless_owner(self, id_: str, tenant: str, defaults: Mapping[str, str] = {}) -> Tenant:
+        owner = self._keyless.get(id_)
+        if owner is not None:
+            return owner
+        settings = self.tenant_settings.get(tenant)
+        if settings is None and tenant == FIRST_TENANT and self._valid_first_key is not None:
+            settings = config.TenantConfig()
+        if settings is None and (self._store_unread or self._store_is_away):
+            message = "the store of tenants is unavailable, and the tenant of this listener is not known"
+            raise QuotaUnavailable(message, retry_after_s=1)
+        if settings is None:
+            raise TenantUnknown(f"the tenant of this listener, {tenant!r}, is not defined; ask the operator")
+        key = StoredKey(id_, "", tenant, defaults=dict(defaults))
+        owner = msgspec.structs.replace(_owner(settings, key), is_keyless=True)
+        self._keyless[id_] = owner
+        return owner
 
     def take_uses(self) -> dict[str, str]:
         """Return the stored keys that were used for the first time on a day, by id, and forget them."""
@@ -421,6 +484,7 @@ class Keyring:
         unlimited = config.TenantConfig()
         for key in configured:
             self._owners[key.digest] = key.digest, _owner(self._tenants.get(key.tenant, unlimited), key)
+        self._keyless = {}
         self._certificates = self._owners_by_entry(tenants)
         limits = [(owner.name, limit) for _, owner in self._owners.values() for limit in owner.limits]
         # The users of a tenant may have tokens only, and no key.
@@ -540,6 +604,7 @@ def _configured_key(tenant: str, key: str | config.Key, index: int) -> StoredKey
         scopes=key.scopes,
         models=key.models,
         limits=key.limits,
+        defaults=key.defaults,
     )
 
 
@@ -566,6 +631,7 @@ def _owner(settings: config.TenantConfig, key: StoredKey) -> Tenant:
         key_mark=key.digest[-MARK_LENGTH:],
         is_narrowed=_is_narrowed(key),
         end_user_limits=tuple([parse_limit(*limit) for limit in settings.end_user_limits.items()]),
+        defaults=key.defaults,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from gateway.api.server.authentication import Authenticator
 from gateway.tenants.guess_throttle import ADDRESSES_MAX, GUESSES_MAX, RECENT_MAX, REFILL_S, GuessThrottle
 from gateway.tenants.keyring import FirstKey, Keyring, key_digest
-from tests.conftest import Boots, request_with
+from tests.conftest import CONFIG, KEY, Boots, request_with
 from tests.fakes.tei import FakeTei
 
 WRONG = {"authorization": "Bearer wrong"}
@@ -127,3 +127,36 @@ def test_a_forwarded_address_counts_behind_a_trusted_proxy(peer: str, forwarded:
     identity = Authenticator(Keyring({}, FirstKey(key_digest("k"))), ["10.0.0.0/8"])
 
     assert address == identity.address_of(peer, [(b"x-forwarded-for", forwarded.encode())])
+
+
+GEMINI = ["/v1beta/models/bge:embedContent", "/v1/models/bge:embedContent"]
+CONTENT = {"content": {"parts": [{"text": "a"}]}}
+
+
+@pytest.mark.parametrize("path", GEMINI)
+async def test_geminis_paths_read_the_key_of_a_query_if_the_configuration_permits_it(
+    boot: Boots, path: str
+) -> None:
+    async def statuses(text: str) -> list[int]:
+        async with boot({"tei-0": FakeTei()}, text) as gateway:
+            gateway.client.headers.pop("authorization")
+            queries = [f"key={KEY}", "key=wrong", f"key={KEY}&key=other", "key=", f"alt=json&key={KEY}"]
+            replies = [await gateway.post(f"{path}?{query}", CONTENT) for query in queries]
+            replies.append(await gateway.client.get(f"/v1beta/models?key={KEY}"))
+            replies.append(await gateway.post(f"/v1/embeddings?key={KEY}", {"input": "a"}))
+            header = {"x_goog_api_key": KEY}
+            replies.append(await gateway.post(f"{path}?key=wrong", CONTENT, **header))
+        assert not any(KEY in reply.text or "wrong" in reply.text for reply in replies)
+        assert KEY not in repr(gateway.events)
+        return [reply.status_code for reply in replies]
+
+    assert [401, 401, 401, 401, 401, 401, 401, 200] == await statuses(CONFIG)
+    assert [200, 401, 401, 401, 200, 200, 401, 200] == await statuses(CONFIG + "key_in_query: true\n")
+
+
+async def test_wrong_keys_of_a_query_are_guesses(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}, CONFIG + "key_in_query: true\n") as gateway:
+        gateway.client.headers.pop("authorization")
+        replies = [await gateway.post(f"{GEMINI[0]}?key={n}", CONTENT) for n in range(GUESSES_MAX + 1)]
+
+    assert [401] * GUESSES_MAX + [429] == [reply.status_code for reply in replies]

@@ -69,7 +69,7 @@ async def test_models_are_added_listed_and_described(gateway: Running) -> None:
         ("POST", "/models", {"model_id": "../../etc"}, 400, "VALIDATION_ERROR"),
         ("POST", "/models", {"model_id": "a", "other": 1}, 422, "VALIDATION_ERROR"),
         ("POST", "/models/org%2Fnone/download", None, 500, "MODEL_DOWNLOAD_FAILED"),
-        ("POST", "/models/org%2Fnone/load", None, 500, "MODEL_LOAD_FAILED"),
+        ("POST", "/models/org%2Fnone/load", None, 404, "MODEL_NOT_FOUND"),
         ("DELETE", "/models/none", None, 405, "METHOD_NOT_ALLOWED"),
     ],
 )
@@ -125,6 +125,7 @@ async def test_a_request_that_fails_in_an_unforeseen_way_frees_its_place(
         raise ValueError("unforeseen")
 
     monkeypatch.setattr(Registry, "verify", fail)
+    await gateway.client.post(f"{MANAGER}/models", json={"model_id": "org/model"})
     for _ in range(3):
         reply = await gateway.client.post(f"{MANAGER}/models/org%2Fmodel/load")
         assert (503, "the request failed: ValueError") == (reply.status_code, reply.json()["error"])

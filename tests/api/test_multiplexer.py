@@ -1,6 +1,7 @@
 """TEI Manager's multiplexer: recorded RPCs, targets, streams, Arrow batches."""
 
 import json
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from gateway.api.wire.arrow import BATCHES_MAX
 from gateway.declared.host import InstanceInfo
 from gateway.errors import InvalidInput, MalformedBody
 from tests.api.test_arrow import DELTAS, LONG, TEXT_TYPES, rows_of, stream, written
-from tests.api.test_grpc import AUTHORIZED, GRPC, Client, grpc_gateway, limited
+from tests.api.test_grpc import AUTHORIZED, GRPC, Client, grpc_gateway, limited, status_of
 from tests.fakes.hooks import RERANKER, SPLADE, until
 from tests.fakes.tei import FakeTei, vector_of
 from tests.waiting import PATIENCE_S
@@ -364,3 +365,23 @@ def test_envelopes_are_opened_as_protobuf_does() -> None:
             open_envelope(damaged, 10)
     with pytest.raises(InvalidInput, match="more than 10 fields"):
         open_envelope(field(1, b"") * 11, 10)
+
+
+async def test_the_table_of_differences_from_tei_manager_is_true() -> None:
+    path, target = "/tei_multiplexer.v1.TeiMultiplexer/EmbedStream", mux.Target(instance_name="bge")
+
+    async def nothing() -> AsyncIterator[mux.EmbedRequest]:
+        for _ in ():
+            yield mux.EmbedRequest()
+
+    async def without_request() -> AsyncIterator[mux.EmbedRequest]:
+        yield mux.EmbedRequest(target=target)
+
+    async with grpc_gateway() as client:
+        empty = client.stream(path, nothing(), pb.EmbedResponse)
+        odd = client.stream(path, without_request(), pb.EmbedResponse)
+        unnamed = client.call("/tei.v1.Embed/Embed", pb.EmbedRequest(inputs="a", prompt_name=""))
+        statuses = [await status_of(call) for call in (empty, odd, unnamed)]
+
+    assert [Code.OK, Code.INVALID_ARGUMENT, Code.INVALID_ARGUMENT] == [code for code, _ in statuses]
+    assert ("message 0: Missing embed request", "`prompt_name` is empty") == (statuses[1][1], statuses[2][1])

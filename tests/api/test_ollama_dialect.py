@@ -1,15 +1,18 @@
 """Ollama's endpoints below /api."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gateway import __version__
-from tests.conftest import Boots, posted
+from gateway.tenants.keyring import key_digest
+from tests.conftest import CONFIG, KEY, Boots, posted
 from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import vector_of
 
+ZEROS = {"total_duration": 0, "load_duration": 0, "prompt_eval_count": 0}
 TEXTS = ["red", "green and blue"]
 
 
@@ -56,12 +59,14 @@ async def test_num_ctx_bounds_the_tokens_of_an_input(boot: Boots, context: int, 
 @pytest.mark.parametrize(
     ("path", "body", "status", "reason"),
     [
-        ("/api/embed", {"input": ""}, 400, "empty"),
+        ("/api/embed", {"input": ["a", ""]}, 400, "empty"),
+        ("/api/embed", {"input": [], "model": "llama"}, 404, "llama"),
+        ("/api/embed", {"input": "", "model": "cross"}, 400, "does not embed"),
         ("/api/embed", {"input": [1]}, 400, "token ids"),
         ("/api/embed", {"input": "a", "model": "llama:latest"}, 404, "llama"),
         ("/api/embed", {"input": "a", "model": "cross"}, 400, "does not embed"),
         ("/api/embed", {"input": "w " * 60, "truncate": False}, 400, "token"),
-        ("/api/embeddings", {"prompt": ""}, 400, "empty"),
+        ("/api/embeddings", {"prompt": "", "model": "llama"}, 404, "llama"),
         ("/api/show", {"model": "cross"}, 404, "cross"),
         ("/api/show", {"model": "bge", "template": "{{ x }}"}, 400, "template"),
         ("/api/generate", {"model": "bge", "prompt": "a"}, 404, "nothing at this path"),
@@ -75,6 +80,43 @@ async def test_errors_are_one_sentence(
     assert status == reply.status_code, reply.text
     assert {"error"} == reply.json().keys()
     assert reason in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/api/embed", {"input": []}, {"model": "bge", "embeddings": []} | ZEROS),
+        (
+            "/api/embed",
+            {"input": "", "model": "org/bge:latest"},
+            {"model": "org/bge", "embeddings": []} | ZEROS,
+        ),
+        ("/api/embeddings", {"prompt": ""}, {"embedding": []}),
+    ],
+)
+async def test_an_empty_input_is_an_empty_list_and_counts_as_a_request(
+    boot: Boots, path: str, body: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    text = CONFIG + f'tenants: {{acme: {{keys: ["{key_digest(KEY)}"], limits: {{requests_per_month: 2}}}}}}\n'
+    async with boot(fakes(), text) as gateway:
+        replies = [await gateway.post(path, body) for _ in range(3)]
+
+    assert [200, 200, 429] == [reply.status_code for reply in replies]
+    assert expected == replies[0].json()
+    assert "1" == replies[0].headers["x-ratelimit-remaining-requests"]
+
+
+async def test_models_that_answer_at_once_are_running(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        running = (await gateway.client.get("/api/ps")).json()["models"]
+        keyless = await gateway.client.get("/api/ps", headers={"authorization": ""})
+    async with boot({"rerank-0": fakes()["rerank-0"]}, wait=False) as gateway:
+        none = (await gateway.client.get("/api/ps")).json()
+
+    assert ["bge", "org/bge", "strict", "no-rerank"] == [model["model"] for model in running]
+    assert (0, 16) == (running[0]["size_vram"], running[0]["context_length"])
+    assert datetime.fromisoformat(running[0]["expires_at"]) > datetime.now(UTC)
+    assert (401, {"models": []}) == (keyless.status_code, none)
 
 
 async def test_lists_and_describes_the_models_that_embed(boot: Boots) -> None:

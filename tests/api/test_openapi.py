@@ -15,6 +15,7 @@ from gateway.api.dialects.batches import batches as openai_batches
 from gateway.api.dialects.cohere import embed as cohere
 from gateway.api.dialects.cohere import rerank
 from gateway.api.dialects.gemini import dialect as gemini
+from gateway.api.dialects.huggingface import dialect as huggingface
 from gateway.api.dialects.infinity import dialect as infinity
 from gateway.api.dialects.nim import dialect as nim
 from gateway.api.dialects.ollama import dialect as ollama
@@ -71,6 +72,15 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/predict": tei.PredictRequest,
     "/": operations.DefaultRequest,
     "/invocations": operations.DefaultRequest,
+    "/endpoints/{name}/invocations": operations.DefaultRequest,
+    **{
+        f"{prefix}/pipeline/{task}": body
+        for prefix in ("", "/hf-inference/models/{name}")
+        for task, body in (
+            ("feature-extraction", huggingface.FeatureExtractionRequest),
+            ("sentence-similarity", huggingface.SentenceSimilarityRequest),
+        )
+    },
     "/vertex": operations.VertexRequest,
     "": operations.DefaultRequest,
     "/score": vllm.VllmScoreRequest,
@@ -319,7 +329,8 @@ def test_no_two_dialects_describe_the_same() -> None:
 
 def test_every_example_is_a_valid_body(openapi: Any) -> None:
     for path, body in BODIES.items():
-        operation = openapi["paths"][path or "/models/{name}"]["post"]
+        below = path.startswith("/pipeline/") or not path
+        operation = openapi["paths"]["/models/{name}" * below + path]["post"]
         example = operation["requestBody"]["content"]["application/json"]["example"]
         assert msgspec.convert(example, body) is not None, path
 
@@ -369,8 +380,9 @@ def test_tags_are_described_and_stand_in_the_order_of_their_use(openapi: Any) ->
     names = [tag["name"] for tag in openapi["tags"]]
     operations = [operation for item in openapi["paths"].values() for operation in item.values()]
 
-    dialects = ["OpenAI", "TEI", "Cohere and Jina", "vLLM", "Infinity", "Azure", "Gemini", "Ollama"]
-    assert [*dialects, "Qdrant", "Weaviate", "Batches", "SIE", "Probes", "Instances", "Operators"] == names
+    dialects = ["OpenAI", "TEI", "Hugging Face", "Cohere and Jina", "vLLM", "Infinity", "Azure", "Gemini"]
+    databases = ["Ollama", "Qdrant", "Weaviate"]
+    assert [*dialects, *databases, "Batches", "SIE", "Probes", "Instances", "Operators"] == names
     assert "/v1/embeddings" == next(iter(openapi["paths"]))
     assert {tag for operation in operations for tag in operation["tags"]} <= TEXTS.tags.keys()
     assert all(operation["summary"] for operation in operations)

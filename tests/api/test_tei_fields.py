@@ -14,6 +14,9 @@ from gateway.api.dialects.tei import operations
 from gateway.api.dialects.tei import tokens as tokenize
 from gateway.api.dialects.tei.info import InfoResponse
 from gateway.api.wire import tei
+from tests.conftest import Boots
+from tests.fakes.hooks import SPLADE
+from tests.fakes.tei import FakeTei
 
 TRUNCATION = {"truncate", "truncation_direction"}
 EMBED = {"inputs", "prompt_name", "normalize", "dimensions", *TRUNCATION}
@@ -71,3 +74,33 @@ def test_a_field_of_the_gateways_own_is_the_model_only(struct: Any) -> None:
     own = {field.encode_name for field in fields(struct)} - DOCUMENTED[struct]
 
     assert own <= {"model"}
+
+
+@pytest.mark.parametrize("path", ["/embed", "/embed_sparse", "/embed_all", "/similarity", "/tokenize", "/"])
+async def test_an_empty_name_of_a_prompt_is_refused(boot: Boots, path: str) -> None:
+    inputs = {"source_sentence": "a", "sentences": ["b"]} if path == "/similarity" else "a"
+    named = {"prompt_name": ""}
+    body = {"inputs": inputs} | ({"parameters": named} if path == "/similarity" else named)
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert (422, "Validation") == (reply.status_code, reply.json()["error_type"])
+    assert "prompt_name" in reply.json()["error"]
+
+
+async def test_the_table_of_differences_from_tei_is_true(boot: Boots) -> None:
+    sparse = {"tei-0": FakeTei(model_type=SPLADE), "tei-1": FakeTei(model_type=SPLADE)}
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        plain = await gateway.client.post(
+            "/embed", content=b'{"inputs": "a"}', headers={"content-type": "text/plain"}
+        )
+        nothing = await gateway.post("/vertex", {"instances": []})
+        info = (await gateway.client.get("/info")).json()
+    async with boot(sparse) as gateway:
+        similarity = await gateway.post(
+            "/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
+        )
+
+    assert [200, 400, 424] == [reply.status_code for reply in (plain, nothing, similarity)]
+    assert "Empty" == nothing.json()["error_type"]
+    assert (None, None, 1) == (info["max_batch_requests"], info["sha"], info["tokenization_workers"])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.inference._providers import get_provider_helper, hf_inference
 
 from tests.clients.conftest import Gateway
 
@@ -118,3 +119,24 @@ def test_wrong_key_is_rejected(gateway: Gateway) -> None:
     client = InferenceClient(provider="hf-inference", token="wrong", timeout=60)
     with pytest.raises(HfHubHTTPError, match="401"):
         client.feature_extraction("a", model=model_url(gateway, gateway.model))
+
+
+@pytest.mark.parametrize("prefix", ["", "/hf-inference"])
+def test_tasks_have_paths_of_their_own(client: InferenceClient, gateway: Gateway, prefix: str) -> None:
+    start = f"{gateway.url}{prefix}/models/{gateway.model}/pipeline"
+    vectors = client.feature_extraction(TEXTS, model=f"{start}/feature-extraction")  # type: ignore[arg-type]
+    scores = client.sentence_similarity(TEXTS[0], TEXTS, model=f"{start}/sentence-similarity")
+
+    assert (3, DIMENSIONS) == vectors.shape
+    np.testing.assert_allclose(vectors @ vectors[0], scores, atol=1e-5)
+
+
+def test_the_hubs_router_is_replaced_by_the_gateway(
+    client: InferenceClient, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client asks the Hub which tasks a model has; that request is not the gateway's."""
+    helper = get_provider_helper("hf-inference", "feature-extraction", gateway.model)
+    monkeypatch.setattr(hf_inference, "_check_supported_task", lambda _model, _task: None)
+    monkeypatch.setattr(helper, "base_url", f"{gateway.url}/hf-inference")
+
+    assert (3, DIMENSIONS) == client.feature_extraction(TEXTS, model=gateway.model).shape  # type: ignore[arg-type]

@@ -65,6 +65,19 @@ def test_lists_and_describes_models(client: ollama.Client, gateway: Gateway) -> 
     assert DIMENSIONS == shown.modelinfo["gateway.embedding_length"]
 
 
+def test_loads_a_model_with_an_empty_input_and_finds_it_running(
+    client: ollama.Client, gateway: Gateway
+) -> None:
+    assert [] == client.embed(gateway.model, []).embeddings == client.embed(gateway.model, "").embeddings
+    assert [] == client.embeddings(gateway.model, "").embedding
+    running = {model.model: model for model in client.ps().models}
+
+    assert gateway.model in running
+    expires_at = running[gateway.model].expires_at
+    assert expires_at is not None
+    assert expires_at > datetime.now(UTC)
+
+
 @pytest.mark.parametrize(("key", "model", "status"), [("wrong", "a", 401), (None, "nowhere", 404)])
 def test_errors_are_its_own(gateway: Gateway, key: str | None, model: str, status: int) -> None:
     client = ollama.Client(gateway.url, headers=headers(key or gateway.key))

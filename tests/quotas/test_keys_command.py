@@ -205,6 +205,27 @@ def test_stores_and_prints_limits_of_a_key(config: Path, own_redis: RedisServer,
     assert own == key.limits
 
 
+def test_stores_and_prints_default_models_of_a_key(
+    config: Path, own_redis: RedisServer, command: Commands
+) -> None:
+    words = ("acme", "--id", "k", "--default", "embed=bge", "-c", str(config))
+    created = command("keys", "create", *words, "--new-tenant")
+    listed = json.loads(command("keys", "list", "--json", "-c", str(config)).out)
+    table = command("keys", "list", "-c", str(config)).out
+    line = command("keys", "create", *words, "--yaml").out.splitlines()[-1]
+    refused = command("keys", "create", *words, "--model", "other")
+    unknown = command("keys", "create", "acme", "--default", "embeds=bge", "-c", str(config))
+
+    assert (0, [{"embed": "bge"}]) == (created.status, [key["defaults"] for key in listed])
+    assert "embed=bge" in table
+    text = CONFIG.format(store="memory") + f"tenants:\n  acme:\n    keys:\n      {line}\n"
+    [key] = parse_config(text, {}, config.parent).tenants["acme"].keys
+    assert isinstance(key, Key)
+    assert {"embed": "bge"} == key.defaults
+    assert (1, True) == (refused.status, "--default: embed: 'bge' is not among" in refused.err)
+    assert (2, True) == (unknown.status, "'embeds=bge' is not OPERATION=MODEL" in unknown.err)
+
+
 def test_a_key_can_carry_a_budget(config: Path, command: Commands) -> None:
     words = ("create", "acme", "--id", "k", "--new-tenant", "--limit", "budget_per_month=12.5")
     idle = command("keys", *words, "-c", str(config))

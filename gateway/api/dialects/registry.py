@@ -3,6 +3,7 @@
 from gateway.api.dialects.batches import dialect as batches
 from gateway.api.dialects.cohere import dialect as cohere
 from gateway.api.dialects.gemini import dialect as gemini
+from gateway.api.dialects.huggingface import dialect as huggingface
 from gateway.api.dialects.infinity import dialect as infinity
 from gateway.api.dialects.nim import dialect as nim
 from gateway.api.dialects.ollama import dialect as ollama
@@ -17,7 +18,10 @@ from gateway.api.dialects.xinference import dialect as xinference
 
 # In the order of the OpenAPI document: what most callers need comes first.
 DIALECTS = (
-    *(module.DIALECT for module in (openai, tei, cohere, nim, voyage, xinference, vllm, infinity)),
+    *(
+        module.DIALECT
+        for module in (openai, tei, huggingface, cohere, nim, voyage, xinference, vllm, infinity)
+    ),
     openai.AZURE,
     *(module.DIALECT for module in (gemini, ollama, qdrant, weaviate, batches, sie)),
 )

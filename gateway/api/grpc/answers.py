@@ -463,7 +463,7 @@ async def _served(
 
 def _width(rpc: Rpc) -> int | None:
     """Return the length of the model's vectors, None while it is not known."""
-    capabilities = rpc.parts.api.capabilities_of(rpc.context.model, Operation.EMBED)
+    capabilities = rpc.parts.api.capabilities_of(rpc.context.model, Operation.EMBED, rpc.context.tenant)
     return None if capabilities is None else capabilities.dimensions
 
 

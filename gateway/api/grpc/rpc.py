@@ -39,7 +39,15 @@ class RpcContext(RequestContext):
         metadata = stream.request.metadata
         address = parts.api.authenticator.address_of(stream.link.address, metadata)
         target = Target(path, TEI, path)
-        super().__init__(target, metadata, address, HeldBody(parts.in_flight), parts.observe, method=METHOD)
+        super().__init__(
+            target,
+            metadata,
+            address,
+            HeldBody(parts.in_flight),
+            parts.observe,
+            method=METHOD,
+            peer=stream.link.address,
+        )
         self.model = self.header(b"model") or None
         self.certificate = stream.link.certificate
         self._remaining_s = stream.remaining_s

@@ -126,7 +126,13 @@ def _direction(request: Any) -> Direction:
 
 
 def _prompt_name(request: Any) -> str | None:
-    return request.prompt_name if request.HasField("prompt_name") else None
+    """Return the name of a prompt. Raises: InvalidInput."""
+    if not request.HasField("prompt_name"):
+        return None
+    if not request.prompt_name:
+        raise InvalidInput("`prompt_name` is empty", param="prompt_name")
+    name: str = request.prompt_name
+    return name
 
 
 def _dimensions(request: Any) -> int | None:

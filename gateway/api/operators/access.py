@@ -8,6 +8,7 @@ import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.api.server.paths import route_options
+from gateway.api.server.relays import OF_PAGES, is_forwarded
 from gateway.api.server.request_context import HttpContext
 from gateway.config.schema import LimitAmount, is_loopback, limit_problems
 from gateway.errors import InvalidInput, QuotaUnavailable
@@ -15,10 +16,6 @@ from gateway.store.errors import StoreUnavailable
 
 # The `opt` of operator handlers. The guard rejects other callers before their body is read.
 OPERATORS = route_options(for_operators=True, needs_admin=True)
-# Headers that proxies and web pages add, in any setup, in addition to all that begin with x-forwarded.
-RELAYED = frozenset(
-    (b"origin", b"referer", b"forwarded", b"via", b"x-real-ip", b"cf-connecting-ip", b"true-client-ip")
-)
 # A name or an address in brackets, and a port.
 HOST = re.compile(r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[^:\[\]@]+))(?::\d{1,5})?")
 
@@ -26,13 +23,12 @@ HOST = re.compile(r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[^:\[\]@]+))(
 def is_relayed(context: HttpContext) -> bool:
     """Return whether a proxy or a web page passed a request on.
 
-    A proxy on this machine would let in the world. One that adds no header of its own uses HTTP/1.0 by
-    default, as nginx does.
+    A proxy on this machine would let in the world.
     """
-    names = [name for name, _ in context.headers]
-    relayed = any(name in RELAYED or name.startswith(b"x-forwarded") for name in names)
+    hosts = [name for name, _ in context.headers if name == b"host"]
     foreign = context.header(b"sec-fetch-site", "none") not in ("none", "same-origin")
-    return relayed or foreign or names.count(b"host") != 1 or context.http_version == "1.0"
+    has_page = foreign or not OF_PAGES.isdisjoint(context.by_name)
+    return has_page or is_forwarded(context) or len(hosts) != 1
 
 
 def is_local_request(context: HttpContext) -> bool:

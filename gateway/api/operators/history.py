@@ -232,6 +232,7 @@ async def own_history(
     `range`, `from` and `until` are those of `/admin/history`.
     """
     tenant = api.authenticator.authenticate(context)
+    tenant.require_key()
     return await history.chart(history.range_of(range_, from_, until), "tenant", tenant.name, "tenant")
 
 

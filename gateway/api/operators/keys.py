@@ -1,6 +1,6 @@
 """Operator endpoints for stored keys: in Redis, or in a file. API keys need the scope admin."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any, cast
 
@@ -42,6 +42,7 @@ class KeyRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A key to create.
 
     expires: a day or a time, in UTC without a time zone. limits: of the key, in addition to its tenant's.
+    defaults: by operation, the model of a request that names none.
     """
 
     tenant: str
@@ -50,6 +51,7 @@ class KeyRequest(msgspec.Struct, forbid_unknown_fields=True):
     scopes: list[Scope] | None = None
     models: list[str] | None = None
     limits: dict[str, config.LimitAmount] = {}
+    defaults: dict[str, str] = {}
 
 
 class KeyInfo(msgspec.Struct):
@@ -57,7 +59,8 @@ class KeyInfo(msgspec.Struct):
 
     expires, created: seconds since 1970. created_by: actor of its record in the audit. last_used: day in UTC,
     null before the first use. limits: of the key, in addition to its tenant's. has_tenant: its tenant is
-    defined; without it the key is denied with 403. successor: id of the key that replaces it.
+    defined; without it the key is denied with 403. successor: id of the key that replaces it. defaults: by
+    operation, the model of a request that names none.
     """
 
     id: str
@@ -71,6 +74,7 @@ class KeyInfo(msgspec.Struct):
     created_by: str | None = None
     last_used: str | None = None
     successor: str | None = None
+    defaults: dict[str, str] = {}
 
 
 class ListedKey(KeyInfo):
@@ -132,6 +136,7 @@ def key_info(key: StoredKey, *, has_tenant: bool, last_used: str | None = None) 
         key.created_by or None,
         last_used,
         key.successor or None,
+        key.defaults,
     )
 
 
@@ -225,7 +230,8 @@ async def create_key(
     others within a second.
     """
     _check_id(data.id, api)
-    key = _new_key(data, operator)
+    tenant = api.gateway.keyring.tenant_settings.get(data.tenant)
+    key = _new_key(data, operator, None if tenant is None else tenant.models)
     with store_errors():
         creation = await admin.store.create_key(key.stored, by=operator)
     if not creation.is_created:
@@ -233,7 +239,8 @@ async def create_key(
     await admin.refresh()
     has_tenant = creation.has_tenant or data.tenant in admin.file_tenants
     notes = [] if has_tenant else [unknown_tenant_note(data.tenant)]
-    notes += [f"model {name} is not served here" for name in data.models or () if name not in admin.models]
+    named = dict.fromkeys((*(data.models or ()), *data.defaults.values()))
+    notes += [f"model {name} is not served here" for name in named if name not in admin.models]
     notes += admin.budget_notes(data.limits)
     return CreatedKey(key.text, key_info(key.stored, has_tenant=has_tenant), notes)
 
@@ -244,7 +251,7 @@ def _check_id(id_: str | None, api: InferenceApi) -> None:
         raise AlreadyExists(f"router.yaml has an operator's key {id_!r}; choose another id", param="id")
 
 
-def _new_key(data: KeyRequest, by: Actor) -> NewKey:
+def _new_key(data: KeyRequest, by: Actor, tenant_models: Collection[str] | None) -> NewKey:
     """Create the key that an operator's request describes. Raises: InvalidInput."""
     check_limits(data.limits)
     expires = _parse_time(data.expires)
@@ -256,6 +263,8 @@ def _new_key(data: KeyRequest, by: Actor) -> NewKey:
             scopes=data.scopes,
             models=data.models,
             limits=data.limits,
+            defaults=data.defaults,
+            tenant_models=tenant_models,
             created_by=by.name,
         )
     except InvalidKeySettings as error:

@@ -126,6 +126,7 @@ async def own_calls(
     asks all gateways that share this gateway's Redis, for a few seconds at most.
     """
     tenant = api.authenticator.authenticate(context)
+    tenant.require_key()
     most = check_limit(limit, LIMIT_DEFAULT, LIMIT_MAX)
     wanted = CallFilter(tenant.name, failed=failed)
     if fleet:

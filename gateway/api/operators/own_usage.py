@@ -63,6 +63,7 @@ async def own_usage(
     for each key.
     """
     tenant = api.authenticator.authenticate(context)
+    tenant.require_key()
     days = days_between(since, until)
     if len(days) > DAYS_MAX:
         raise InvalidInput(f"from 1 to {DAYS_MAX} days, not {len(days)}", param="since")

@@ -332,9 +332,8 @@ async def remove_tenant(
 
 def settings_of(tenant: config.TenantConfig) -> TenantSettings:
     """Return the settings of a stored tenant, without its keys."""
-    return msgspec.convert(
-        {name: value for name, value in msgspec.to_builtins(tenant).items() if name != "keys"}, TenantSettings
-    )
+    fields = msgspec.to_builtins(tenant)
+    return msgspec.convert({name: fields[name] for name in TenantSettings.__struct_fields__}, TenantSettings)
 
 
 def patch_of(settings: TenantPatch) -> dict[str, Any]:

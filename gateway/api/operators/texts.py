@@ -54,6 +54,7 @@ def _meanings_of_settings() -> dict[str, str]:
 
 MEANINGS: Final[dict[str, str]] = {
     **_meanings_of_settings(),
+    "defaults": "Operation → model of requests that name none. By default those of the gateway.",
     "expires": "Day or time, in UTC, at which the key expires. By default it does not expire.",
     "id": "Identifier of the key. By default it is generated.",
     "limits": "Limits of the key, in addition to those of its tenant: name of the limit → amount.",

@@ -1,12 +1,15 @@
-"""Authentication of requests by a key, a token or a client certificate, with a limit on wrong keys."""
+"""Authentication of requests by a key, a token, a certificate or a place, with a limit on wrong keys."""
 
 import base64
 import math
 import time
-from collections.abc import Callable, Sequence
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
+from urllib.parse import parse_qs
 
+from gateway.api.server.error_bodies import ErrorFormat
+from gateway.api.server.relays import is_forwarded, is_of_page
 from gateway.api.server.request_context import RequestContext
 from gateway.errors import AuthThrottled, QuotaUnavailable, TokenRefused, Unauthenticated
 from gateway.tenants.guess_throttle import GuessThrottle
@@ -14,6 +17,11 @@ from gateway.tenants.keyring import Keyring, Tenant, key_digest
 from gateway.tenants.sign_on.sign_on import SignOn
 from gateway.tenants.sign_on.token_form import is_token
 
+# Of a query that may have a key.
+QUERY_FIELDS_MAX = 32
+NAMED_HEADERS = "`x-goog-api-key`, or `Authorization: Bearer <key>`"
+
+Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 
 
@@ -21,7 +29,8 @@ class Authenticator:
     """Finds the tenant of a request's key or token.
 
     trusted_proxies: networks whose x-forwarded-for is trusted. key_headers: headers in which clients of some
-    dialects send the bare key.
+    dialects send the bare key. key_parameters: of the query of a URL in which they may, by the format of the
+    dialect's errors. reads_queries: whether the configuration permits that.
     """
 
     def __init__(
@@ -31,8 +40,13 @@ class Authenticator:
         clock: Callable[[], float] = time.monotonic,
         sign_on: SignOn | None = None,
         key_headers: Sequence[bytes] = (),
+        key_parameters: Mapping[ErrorFormat, str] = {},
+        *,
+        reads_queries: bool = False,
     ) -> None:
         self._keyring = keyring
+        self._key_parameters = key_parameters
+        self._reads_queries = reads_queries
         self._key_headers = key_headers
         self.sign_on = sign_on or SignOn(keyring, {})
         self._trusted: list[Network] = [ip_network(network) for network in trusted_proxies]
@@ -44,8 +58,8 @@ class Authenticator:
     def authenticate(self, context: RequestContext) -> Tenant:
         """Return the tenant of a request's key or token. It is looked up once per request.
 
-        Without one it is the tenant of the client's certificate. A web page needs a key: a browser shows its
-        certificate at the request of any page.
+        Without one it is the tenant of the client's certificate, else that of its listener or its network. A
+        web page needs a key: a browser shows its certificate at the request of any page.
         Raises: Unauthenticated; AuthThrottled if the address has sent too many wrong keys; TenantUnknown,
         QuotaUnavailable, SignOnUnavailable.
         """
@@ -55,6 +69,8 @@ class Authenticator:
         if key is None:
             if context.certificate is not None and b"origin" not in context.by_name:
                 return context.identify(self._keyring.identify_certificate(context.certificate))
+            if (tenant := self._tenant_of_place(context)) is not None:
+                return context.identify(tenant)
             # Nothing was guessed: the caller needs the hint on how to send a key, however often it asks.
             return context.identify(self._keyring.identify(None))
         try:
@@ -64,6 +80,27 @@ class Authenticator:
         except Unauthenticated as refusal:
             self.count_failure(context, key, refusal.message)
             raise
+
+    def _tenant_of_place(self, context: RequestContext) -> Tenant | None:
+        """Return the tenant of a caller without a key, by its listener or its network; None elsewhere.
+
+        Operators and web pages need a key everywhere. Raises: TenantUnknown, QuotaUnavailable.
+        """
+        listener = context.listener
+        if context.target.options.for_operators or not (listener or self._keyring.has_networks):
+            return None
+        if is_of_page(context):
+            return None
+        if listener is not None:
+            return self._keyring.identify_listener(listener)
+        address = _parsed(context.address)
+        # A proxy is no caller: a trusted one names its own, and what others name counts nothing.
+        if address is None or self._trusts(address):
+            return None
+        peer = _parsed(context.peer)
+        if is_forwarded(context) and (peer is None or not self._trusts(peer)):
+            return None
+        return self._keyring.identify_network(address)
 
     def _identify(self, context: RequestContext, key: str) -> Tenant:
         """Return the owner of a key. While the store is away, each unknown key counts once as a guess.
@@ -143,8 +180,8 @@ class Authenticator:
             raise Unauthenticated("the request has several different keys in headers of one name: send one")
         authorization = context.header(b"authorization")
         if not authorization:
-            sent = (context.header(name).strip() for name in key_headers)
-            return next(filter(None, sent), context.body_key)
+            sent = (key for name in key_headers if (key := context.header(name).strip()))
+            return next(sent, None) or self._key_in_query(context) or context.body_key
         scheme, _, credentials = authorization.partition(" ")
         match scheme.lower():
             case "bearer":
@@ -155,12 +192,40 @@ class Authenticator:
                 key = authorization.strip()
         return key or None
 
-    def _is_trusted(self, address: str) -> bool:
+    def _key_in_query(self, context: RequestContext) -> str | None:
+        """Return the key in the query of a URL, if the path's dialect and the configuration have it there.
+
+        Raises: Unauthenticated.
+        """
+        name = self._key_parameters.get(context.target.dialect) if context.query else None
+        if name is None:
+            return None
         try:
-            parsed = ip_address(address)
+            fields = parse_qs(context.query.decode("latin-1"), max_num_fields=QUERY_FIELDS_MAX)
         except ValueError:
-            return False
-        return any(parsed in network for network in self._trusted)
+            fields = {}
+        keys = {key.strip() for key in fields.get(name, ())} - {""}
+        if keys and not self._reads_queries:
+            raise Unauthenticated(f"a key in the query of a URL is not read: send the header {NAMED_HEADERS}")
+        if len(keys) > 1:
+            raise Unauthenticated(f"the request has several different keys in its query `{name}`: send one")
+        return next(iter(keys), None)
+
+    def _is_trusted(self, address: str) -> bool:
+        parsed = _parsed(address)
+        return parsed is not None and self._trusts(parsed)
+
+    def _trusts(self, address: Address) -> bool:
+        return any(address in network for network in self._trusted)
+
+
+def _parsed(text: str) -> Address | None:
+    """Return an address. A listener on both protocols shows IPv4 inside IPv6."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _refuse_for(wait_s: float, refusal: str = "") -> None:

@@ -49,6 +49,7 @@ class BatchesApi:
         Raises: Unauthenticated, AuthThrottled, ScopeForbidden, NotFound, BatchesUnavailable.
         """
         tenant = self._authenticator.authenticate(context)
+        tenant.require_key()
         if tenant.scopes.isdisjoint(BATCHED):
             raise ScopeForbidden("this key is for no operation of batches, and has no files and batches")
         await self.require()

@@ -23,7 +23,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     handlers: of its paths; each of them declares the format of its errors. tags: sections of the OpenAPI
     document, with their descriptions. examples: bodies by their structs. meanings: texts of `Struct.field`,
     or of a field that means the same in every body. key_header: where its key stands, besides
-    `authorization`.
+    `authorization`. key_parameter: of the query of its URLs, where the configuration permits a key there.
     move: replaces the path of a GET or HEAD that its headers mark as this dialect's.
     """
 
@@ -32,4 +32,5 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     examples: Mapping[type[msgspec.Struct], Mapping[str, Any]] = {}
     meanings: Mapping[str, str] = {}
     key_header: KeyHeader | None = None
+    key_parameter: str | None = None
     move: Callable[[Scope], None] | None = None

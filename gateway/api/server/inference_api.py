@@ -244,14 +244,16 @@ class InferenceApi:
         tenant = self.authenticator.authenticate(context)
         return await self.gateway.open_vocabulary(tenant, model, operation)
 
-    def capabilities_of(self, model: str | None, operation: Operation) -> Capabilities | None:
+    def capabilities_of(
+        self, model: str | None, operation: Operation, tenant: Tenant | None = None
+    ) -> Capabilities | None:
         """Return the capabilities of a model, or of the operation's default; None until a replica has joined.
 
-        Whether the caller may use the model is checked when the call is served.
-        Raises: ModelNotFound, and the errors of `Routes.default_model`.
+        tenant: of the request that names no model. Whether it may use the model is checked when the call is
+        served. Raises: ModelNotFound, and the errors of `Routes.default_model`.
         """
         routes = self.gateway.routes
-        name = routes.default_model(operation) if model is None else model
+        name = routes.default_model(operation, tenant) if model is None else model
         return self.gateway.view_of(name).capabilities
 
     def check_health(self, model: str | None) -> None:

@@ -6,7 +6,7 @@ handles callers that disconnect. It is independent of a call's content.
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,7 +16,7 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import SLASH, RouteTable
 from gateway.api.server.request_context import SERVICES_KEY, STATE_KEY, HttpContext
 from gateway.api.server.responses import HttpReply, encode_headers
-from gateway.config.schema import Cors
+from gateway.config.schema import Cors, ListenerSettings
 from gateway.errors import GatewayError, MalformedBody, NotFound, ShuttingDown, UnsupportedMedia
 from gateway.events import Observe
 
@@ -84,8 +84,9 @@ class ServerParts:
 
     api: for endpoints that answer without Litestar. services: of Litestar's handlers. address_of: of a client
     behind trusted proxies. body_bytes_max: `limits.body_bytes`. admin_port, manager_port: of `admin.listen`
-    and `manager.listen`, if they exist. cors, traces: None if the configuration has no such section. moves:
-    `Dialect.move` of those that have it. move_to_manager: replaces the path of a request to `manager.listen`.
+    and `manager.listen`, if they exist. listeners: `listeners` by their ports. cors, traces: None if the
+    configuration has no such section. moves: `Dialect.move` of those that have it. move_to_manager: replaces
+    the path of a request to `manager.listen`.
     """
 
     routes: RouteTable
@@ -97,6 +98,7 @@ class ServerParts:
     address_of: AddressOf
     admin_port: int | None = None
     manager_port: int | None = None
+    listeners: Mapping[int, ListenerSettings] = field(default_factory=dict)
     cors: CorsPolicy | None = None
     traces: "CallTraces | None" = None
     refusals: RefusalPace = field(default_factory=RefusalPace)
@@ -135,11 +137,21 @@ class Middleware:
             for move in parts.moves:
                 move(scope)
         target, client = parts.routes.parse(scope["path"]), scope.get("client")
-        address = parts.address_of(client[0] if client else "unknown", scope["headers"])
+        peer = client[0] if client else "unknown"
+        address = parts.address_of(peer, scope["headers"])
         bytes_max = target.options.body_bytes_max or parts.body_bytes_max
         io = CallIO(scope, receive, send, parts.in_flight, bytes_max, address, parts.refusals)
         is_operators = parts.admin_port is not None and port in (parts.admin_port, parts.manager_port)
-        context = HttpContext(scope, target, io, address, parts.observe, came_to_operators=is_operators)
+        context = HttpContext(
+            scope,
+            target,
+            io,
+            address,
+            parts.observe,
+            peer=peer,
+            came_to_operators=is_operators,
+            listener=None if port is None else parts.listeners.get(port),
+        )
         io.headers.append((b"x-request-id", context.request_id.encode()))
         if parts.cors is not None:
             io.headers.extend(encode_headers(parts.cors.reply_headers(context.header(b"origin"))))
@@ -180,7 +192,8 @@ class Middleware:
         """
         target = context.target
         is_divided = self._parts.admin_port is not None and not target.options.on_both_listeners
-        if is_divided and target.options.for_operators is not context.came_to_operators:
+        is_elsewhere = is_divided and target.options.for_operators is not context.came_to_operators
+        if is_elsewhere or (context.listener is not None and target.options.for_operators):
             raise NotFound("there is nothing at this path on this listener")
         if not target.options.is_probe:
             context.io.enter()

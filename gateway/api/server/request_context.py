@@ -23,6 +23,7 @@ from gateway.api.server.paths import OTHER, Target
 from gateway.api.server.responses import HttpReply
 from gateway.calls import CacheMode, Call
 from gateway.config.money import in_currency
+from gateway.config.schema import ListenerSettings
 from gateway.errors import GatewayError, Internal, InvalidInput
 from gateway.events import CallFinished, Observe
 from gateway.quotas.end_users import EndUser
@@ -57,19 +58,23 @@ class RequestContext:
     """One request. Filled while it is answered, read when it is over.
 
     target: of its path. headers: as sent, names in lower case; the metadata of an RPC. address: of the
-    client, behind trusted proxies; empty for a line of a job. body: counts its bytes. observe: takes its one
-    event. by_name: the last value of each header. dialect: whose errors the caller reads; on a path that
-    dialects share, the body decides it. model: named outside the body, in the path or the metadata. rows: of
-    the texts of an Arrow stream (`api/wire/arrow.py`), None for any other body. certificate: of the client,
-    verified; None if it has shown none. tenant: of its key or certificate, once that is known. tenant_name,
-    key_id: of the event, for a line even if its key is gone. reason: class of the cause of a refusal, for the
-    log line. ignored_fields: unknown names in its body, as a header has them. reservation: of quota, the id
-    of a line of a job. end_user: for whom it is sent; None if none is stated, or none is read. budget: what
-    it has cost, in nano-units of the currency; None if it was not served, or its model has no price.
-    truncated_inputs: number of those that were cut, None if that is unknown. body_key: the key in the body of
-    a request that has none in its head.
+    client, behind trusted proxies; empty for a line of a job. peer: address of the connection's other end.
+    listener: that it came to, if a caller without a key is a tenant there. body: counts its bytes. observe:
+    takes its one event. by_name: the last value of each header. dialect: whose errors the caller reads; on a
+    path that dialects share, the body decides it. model: named outside the body, in the path or the metadata.
+    rows: of the texts of an Arrow stream (`api/wire/arrow.py`), None for any other body. certificate: of the
+    client, verified; None if it has shown none. tenant: of its key or certificate, once that is known.
+    tenant_name, key_id: of the event, for a line even if its key is gone. reason: class of the cause of a
+    refusal, for the log line. ignored_fields: unknown names in its body, as a header has them. reservation:
+    of quota, the id of a line of a job. end_user: for whom it is sent; None if none is stated, or none is
+    read. budget: what it has cost, in nano-units of the currency; None if it was not served, or its model has
+    no price. truncated_inputs: number of those that were cut, None if that is unknown. body_key: the
+    key in the body of a request that has none in its head.
     """
 
+    http_version = ""
+    query = b""
+    listener: ListenerSettings | None = None
     rows: Any = None
     ignored_fields = ""
     reservation: str | None = None
@@ -90,7 +95,9 @@ class RequestContext:
         observe: Observe,
         *,
         method: str = "POST",
+        peer: str = "",
     ) -> None:
+        self.peer = peer
         self.target = target
         self.dialect = target.dialect
         self.model = target.model
@@ -305,14 +312,17 @@ class HttpContext(RequestContext):
         address: str,
         observe: Observe,
         *,
+        peer: str = "",
         came_to_operators: bool = False,
+        listener: ListenerSettings | None = None,
     ) -> None:
-        super().__init__(target, scope["headers"], address, io, observe, method=scope["method"])
+        super().__init__(target, scope["headers"], address, io, observe, method=scope["method"], peer=peer)
         self.io = io
         self.certificate = io.certificate
         self.came_to_operators = came_to_operators
-        self.http_version: str = scope["http_version"]
-        self.query: bytes = scope.get("query_string", b"")
+        self.listener = listener
+        self.http_version = scope["http_version"]
+        self.query = scope.get("query_string", b"")
         if target.label == OTHER:
             self.path = quote(scope["path"][:PATH_CHARACTERS_MAX], errors="replace")
 

@@ -18,6 +18,8 @@ from gateway.errors import EmptyInput, InvalidInput
 
 # No vector is longer. A number past 32 bits is one that TEI itself cannot read.
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
+# TEI looks an empty name up too, and finds no prompt.
+PromptName = Annotated[str, msgspec.Meta(min_length=1)]
 # Of Cohere and NIM: the end that is cut; NONE refuses what is too long.
 TruncateSide = Literal["NONE", "START", "END"]
 SIDE_OF: dict[TruncateSide, Truncate] = {"START": Truncate.LEFT, "END": Truncate.RIGHT}

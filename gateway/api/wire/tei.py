@@ -27,7 +27,14 @@ from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import RequestContext
-from gateway.api.wire.inputs import Dimensions, InputField, Inputs, check_token_vectors, read_texts
+from gateway.api.wire.inputs import (
+    Dimensions,
+    InputField,
+    Inputs,
+    PromptName,
+    check_token_vectors,
+    read_texts,
+)
 from gateway.api.wire.replies import label_items
 from gateway.calls import Call, Similarity
 from gateway.errors import EmptyInput, InvalidInput
@@ -61,7 +68,7 @@ class EmbedRequest(msgspec.Struct):
     inputs: Inputs
     truncate: bool | None = None
     truncation_direction: Direction = "right"
-    prompt_name: str | None = None
+    prompt_name: PromptName | None = None
     normalize: bool = True
     dimensions: Dimensions | None = None
     model: ModelName | None = None
@@ -76,7 +83,7 @@ class TeiEncodeRequest(msgspec.Struct):
     inputs: Inputs
     truncate: bool | None = None
     truncation_direction: Direction = "right"
-    prompt_name: str | None = None
+    prompt_name: PromptName | None = None
     model: ModelName | None = None
 
 
@@ -129,7 +136,7 @@ class SimilarityParameters(msgspec.Struct):
 
     truncate: bool | None = None
     truncation_direction: Direction = "right"
-    prompt_name: str | None = None
+    prompt_name: PromptName | None = None
 
 
 class SimilarityRequest(msgspec.Struct):
@@ -178,7 +185,7 @@ async def decode_token_vectors(
     """
     model = name or data.model
     texts = await read_texts(data.inputs, InputField("inputs", model, Operation.ENCODE), context, api)
-    check_token_vectors(texts, "inputs", api.capabilities_of(model, Operation.ENCODE))
+    check_token_vectors(texts, "inputs", api.capabilities_of(model, Operation.ENCODE, context.tenant))
     return _encode_call(data, texts, Output.TOKENS, model)
 
 

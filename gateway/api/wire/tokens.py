@@ -13,7 +13,7 @@ from backends.contract.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
 from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import RequestContext
-from gateway.api.wire.inputs import check_ids
+from gateway.api.wire.inputs import PromptName, check_ids
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 
@@ -29,7 +29,7 @@ class TokenizeRequest(msgspec.Struct):
     prompt: str | UnsetType = UNSET
     messages: list[Any] | UnsetType = UNSET
     add_special_tokens: bool = True
-    prompt_name: str | None = None
+    prompt_name: PromptName | None = None
     return_token_strs: bool | None = False
     model: ModelName | None = None
 

@@ -443,5 +443,6 @@ DIALECT = Dialect(
     examples=EXAMPLES,
     meanings=MEANINGS,
     key_header=KEY_HEADER,
+    key_parameter="key",
     move=move_path,
 )

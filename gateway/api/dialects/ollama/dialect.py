@@ -1,6 +1,7 @@
-"""Ollama: POST /api/embed and /api/embeddings, and what its clients ask first: tags, show and version.
+"""Ollama: POST /api/embed and /api/embeddings, and what its clients ask first: tags, ps, show and version.
 
-Source: types of the client ollama 0.6.3, whose own server they describe.
+Source: types of the client ollama 0.6.3, whose own server they describe. That answers an empty input with an
+empty list.
 """
 
 from functools import partial
@@ -23,12 +24,16 @@ from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import NO_KEY, HttpReply
 from gateway.calls import Call
-from gateway.errors import EmptyInput, InvalidInput, ModelNotFound
+from gateway.errors import InvalidInput, ModelNotFound
 
 # The tag that Ollama adds to a name without one.
 DEFAULT_TAG = ":latest"
 # The models of a config have no date, and Ollama's clients read one.
 MODIFIED_AT = "2023-11-14T22:13:20Z"
+# Of a model that no time unloads, as Ollama writes it: its command line shows "Forever".
+EXPIRES_AT = "2318-01-01T00:00:00Z"
+# States of an upstream, and of a model of the engine.
+IN_MEMORY = frozenset({"ready", "loaded"})
 NANOSECONDS = 1_000_000_000
 # `num_ctx` counts the special tokens around a text; most models have two.
 SPECIAL_TOKENS = 2
@@ -138,6 +143,20 @@ class OllamaModelList(msgspec.Struct):
     models: list[OllamaModelItem]
 
 
+class OllamaRunningModel(OllamaModelItem, kw_only=True):
+    """A model that is in memory. size: bytes there, 0 if they are not known, as of a remote server."""
+
+    expires_at: str = EXPIRES_AT
+    size_vram: int = 0
+    context_length: int = 0
+
+
+class OllamaRunningList(msgspec.Struct):
+    """The embedding models that the key may use and that answer without being loaded first."""
+
+    models: list[OllamaRunningModel]
+
+
 class OllamaShowResponse(msgspec.Struct):
     """Facts about one model. model_info: context and embedding length, below the name of an architecture."""
 
@@ -171,9 +190,7 @@ def decode_embed(data: OllamaEmbedRequest, api: InferenceApi) -> Call:
 
 
 def decode_embeddings(data: OllamaEmbeddingsRequest, api: InferenceApi) -> Call:
-    """Decode a body of /api/embeddings. Raises: EmptyInput."""
-    if not data.prompt:
-        raise EmptyInput("`prompt` is an empty string", param="prompt")
+    """Decode a body of /api/embeddings."""
     model = model_of(data.model, api)
     return Call(Embed((data.prompt,)), model, text_tokens=text_tokens_of(data.options, model, api))
 
@@ -192,12 +209,29 @@ def text_tokens_of(options: OllamaOptions | None, model: str | None, api: Infere
     return max(1, options.num_ctx - SPECIAL_TOKENS)
 
 
+async def _load(request: Request[Any]) -> tuple[str, dict[str, str]]:
+    """Charge one request without a text, with which Ollama's clients load a model.
+
+    Returns the model, and the headers of the reply. Raises: the errors of `Routes.resolve`, QuotaExceeded,
+    QuotaUnavailable.
+    """
+    api = request.api
+    tenant = api.authenticator.authenticate(request.context)
+    tenant.require_operation(Operation.EMBED)
+    route = api.gateway.routes.resolve(tenant, model_of(request.model, api), Operation.EMBED)
+    async with api.charging(tenant) as headers:
+        return route.model, headers
+
+
 @endpoint("/api/embed", reply=OllamaEmbedResponse, description="One vector for each input")
 async def embed(request: Request[OllamaEmbedRequest]) -> HttpReply:
     """Turn texts into vectors.
 
-    Returns one vector for each input, in the order of the inputs.
+    Returns one vector for each input, in the order of the inputs; an empty list for an empty input.
     """
+    if not request.body.input:
+        model, headers = await _load(request)
+        return HttpReply(msgspec.json.encode(OllamaEmbedResponse(model, [], 0, 0, 0)), headers)
     served, reply = await request.serve(decode_embed(request.body, request.api), EmbedReply)
     timeline = request.context.timeline
     body = {
@@ -216,6 +250,9 @@ async def embeddings(request: Request[OllamaEmbeddingsRequest]) -> HttpReply:
 
     The older form of `/api/embed`.
     """
+    if not request.body.prompt:
+        _, headers = await _load(request)
+        return HttpReply(msgspec.json.encode(OllamaEmbeddingsResponse([])), headers)
     served, reply = await request.serve(decode_embeddings(request.body, request.api), EmbedReply)
     return request.reply(served, {"embedding": reply.vectors[0]})
 
@@ -262,6 +299,30 @@ async def tags(
     return OllamaModelList([OllamaModelItem(name, name, digest) for name, digest in fingerprints.items()])
 
 
+@get("/api/ps", responses=document_errors(OLLAMA), tags=["Ollama"], opt=route_options(errors=OLLAMA))
+async def running(
+    context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi]
+) -> OllamaRunningList:
+    """List the embedding models of `/api/tags` that are in memory, here or at a server that answers."""
+    found = [_running(name, api) for name in _names(context, api)]
+    return OllamaRunningList([model for model in found if model is not None])
+
+
+def _running(name: str, api: InferenceApi) -> OllamaRunningModel | None:
+    """Return a model as /api/ps lists it, None if it is not in memory."""
+    upstream = api.gateway.view_of(name)
+    residence, capabilities = upstream.residence, upstream.capabilities
+    if capabilities is None or (upstream.state if residence is None else residence.state) not in IN_MEMORY:
+        return None
+    return OllamaRunningModel(
+        name,
+        name,
+        upstream.fingerprint or "",
+        0 if residence is None else residence.memory_bytes,
+        context_length=capabilities.max_input_tokens or 0,
+    )
+
+
 @get("/api/version", tags=["Ollama"], opt=route_options(errors=OLLAMA), security=NO_KEY)
 async def version() -> OllamaVersion:
     """Return the version of the gateway.
@@ -289,7 +350,7 @@ MEANINGS = {
     "OllamaOptions.num_ctx": "Number of tokens to which an input is cut.",
 }
 DIALECT = Dialect(
-    handlers=[embed, embeddings, show, tags, version],
+    handlers=[embed, embeddings, show, tags, running, version],
     tags={"Ollama": "The embedding paths of Ollama, and its list of models."},
     examples=EXAMPLES,
     meanings=MEANINGS,

@@ -173,7 +173,7 @@ async def _decode_options(request: Request[OpenAIEmbeddingsRequest]) -> Call:
     inputs_of_body = data.input if data.messages is None else data.input or None
     texts = await read_inputs(inputs_of(inputs_of_body, api), data.messages, field, request.context, api)
     if data.return_multivector:
-        check_token_vectors(texts, "input", api.capabilities_of(model, operation))
+        check_token_vectors(texts, "input", api.capabilities_of(model, operation, request.context.tenant))
     check_metadata(data.encoding_format, len(texts))
     truncate, side = data.cut_and_side()
     if data.messages is not None:

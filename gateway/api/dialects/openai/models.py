@@ -18,6 +18,7 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import model_name, route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.errors import ModelNotFound
+from gateway.tenants.keyring import Tenant
 from gateway.upstreams.member import UpstreamState
 
 FAILURES = document_errors(OPENAI)
@@ -113,7 +114,7 @@ XINFERENCE_TYPES: dict[Operation, Literal["embedding", "rerank"]] = {
 CREATED = 1_700_000_000
 
 
-def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
+def _item(api: InferenceApi, name: str, tenant: Tenant) -> OpenAIModelItem:
     routes = api.gateway.routes
     operations = routes.operations(name)
     upstream = api.gateway.view_of(name)
@@ -135,7 +136,7 @@ def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
         upstream.fingerprint,
         None if residence is None else residence.state,
         None if residence is None else residence.error,
-        routes.defaults_of(name),
+        routes.defaults_of(name, tenant),
         length,
         price or msgspec.UNSET,
         (price and config.currency) or msgspec.UNSET,
@@ -185,7 +186,9 @@ async def list_models(
     """List the models that this key may use."""
     tenant = api.authenticator.authenticate(context)
     names = api.gateway.routes.names(tenant)
-    return OpenAIModelList([_item(api, name) for name in names], [_sie_item(api, name) for name in names])
+    return OpenAIModelList(
+        [_item(api, name, tenant) for name in names], [_sie_item(api, name) for name in names]
+    )
 
 
 @get("/v1/models/{model:path}", responses=FAILURES, tags=["OpenAI"])
@@ -200,7 +203,7 @@ async def get_model(
     name = (model_name(model) or "").removeprefix("/")
     if name not in api.gateway.routes.names(tenant):
         raise ModelNotFound(f"there is no model {name!r} here", param="model")
-    return _item(api, name)
+    return _item(api, name, tenant)
 
 
 HANDLERS = [list_models, get_model]

@@ -66,7 +66,7 @@ def describe_model(api: InferenceApi, tenant: Tenant, name: str | None) -> InfoR
     Raises: ModelLoading, and the errors of `Routes.resolve` and `Routes.root_model`.
     """
     gateway = api.gateway
-    route = gateway.routes.resolve(tenant, name or gateway.routes.root_model(), Operation.TOKENIZE)
+    route = gateway.routes.resolve(tenant, name or gateway.routes.root_model(tenant), Operation.TOKENIZE)
     upstream = gateway.view_of(route.model)
     if upstream.capabilities is None:
         raise ModelLoading("the model has not reported its capabilities yet")

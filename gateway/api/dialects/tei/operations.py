@@ -32,12 +32,13 @@ from gateway.api.server.encoding import json_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import TEI
 from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.paths import BELOW_MODEL, NAME
 from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.arrow import write_sparse, write_vectors
 from gateway.api.wire.arrow_http import arrow_stream, facts_of, wants_arrow
-from gateway.api.wire.inputs import Dimensions
+from gateway.api.wire.inputs import Dimensions, PromptName
 from gateway.api.wire.tei import (
     Direction,
     EmbedRequest,
@@ -161,7 +162,7 @@ class DefaultRequest(msgspec.Struct, omit_defaults=True):
     texts: list[str] | UnsetType = UNSET
     truncate: bool | None = None
     truncation_direction: Direction = "right"
-    prompt_name: str | None = None
+    prompt_name: PromptName | None = None
     normalize: bool = True
     dimensions: Dimensions | None = None
     raw_scores: bool = False
@@ -202,7 +203,7 @@ def body_of(data: DefaultRequest, operation: TeiOperation) -> Any:
 
 async def _serve(request: Request[DefaultRequest]) -> HttpReply:
     data, api = request.body, request.api
-    model = request.model or api.gateway.routes.root_model()
+    model = request.model or api.gateway.routes.root_model(request.context.tenant)
     operation = operation_of(data, model, api)
     return await answer(Request(body_of(data, operation), request.context, api), operation, model)
 
@@ -220,14 +221,16 @@ async def default(request: Request[DefaultRequest]) -> HttpReply:
 
 @endpoint(
     "/invocations",
+    f"{BELOW_MODEL}/invocations",
+    f"/endpoints/{NAME}/invocations",
     reply=ANY_RESPONSE,
     description="Reply of the model's default operation",
     below_models=False,
 )
 async def invocations(request: Request[DefaultRequest]) -> HttpReply:
-    """Run the default operation of the model at the path that Amazon SageMaker calls.
+    """Run the default operation of the model at the path that Amazon SageMaker calls, or that its clients do.
 
-    The body and the reply are those of `POST /`.
+    A client's endpoint is the name of a model. The body and the reply are those of `POST /`.
     """
     return await _serve(request)
 
@@ -258,7 +261,7 @@ async def decode_instance(data: DefaultRequest, context: RequestContext, api: In
 
     Raises: EmptyInput, InvalidInput, and the errors of `operation_of`.
     """
-    model = data.model or api.gateway.routes.root_model()
+    model = data.model or api.gateway.routes.root_model(context.tenant)
     operation = operation_of(data, model, api)
     if data.query is not UNSET and data.texts is not UNSET:
         operation = RERANK

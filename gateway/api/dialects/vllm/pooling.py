@@ -82,7 +82,7 @@ async def decode_pooling(request: Request[PoolingRequest]) -> Call:
     data.check_of_texts()
     if data.dimensions is not None:
         raise InvalidInput("`dimensions` is not supported at this path", param="dimensions")
-    model = request.model or api.gateway.routes.root_model()
+    model = request.model or api.gateway.routes.root_model(request.context.tenant)
     capabilities = api.capabilities_of(model, Operation.EMBED)
     task = data.task or task_of(capabilities)
     operation = OPERATION_OF.get(task)
