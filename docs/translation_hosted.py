@@ -15,7 +15,7 @@ from backends.hosted.models import HostedModel
 from backends.huggingface import adapter as huggingface
 from backends.huggingface.kind import HuggingFaceSettings
 from backends.openai.settings import ApiSettings
-from backends.openai.shapes import ApiShape
+from backends.openai.shapes import SHAPES, ApiShape
 from backends.openai.vendors import VENDORS, VOYAGE_MULTIMODAL, shape_of
 from backends.watsonx import adapter as watsonx
 from backends.watsonx.kind import WatsonxSettings
@@ -68,11 +68,13 @@ OPTIONS = """\
 | `error`, `right`, `left` | treatments of an input that is too long; of two, that of embeddings is first |
 | API | the API does it |
 | tokenizer | if `upstreams.<name>.tokenizer` is set |
-| fits | if the input fits anyway, else refused |
+| fits | if the input is known to fit, by `tokenizer` or its size; else refused |
 | widths | values of `dimensions` that are sent to the API |
 | raw | vectors that are not normalized, or raw scores |
 
 """
+# Paths that an adapter chooses by `task` or address.
+RERANKS = {"azure": RERANK_PATH, "nim": "/v1/ranking"}
 # Of a length that an operator states, without which watsonx refuses long inputs.
 WATSONX_TOKENS = 512
 
@@ -110,14 +112,10 @@ def page() -> str:
 
 
 def _openai_rows() -> Iterator[Row]:
-    kinds: dict[str, ApiSettings] = {
-        "cohere": ApiSettings("cohere"),
-        "jina": ApiSettings("jina"),
-        "voyage": ApiSettings("voyage"),
-        "azure": ApiSettings("azure", rerank=RERANK_PATH),
-        "nim": ApiSettings("nim", rerank="/v1/ranking"),
-    }
-    for kind, settings in kinds.items():
+    for kind in SHAPES:
+        if kind == "openai":
+            continue
+        settings = ApiSettings(kind, rerank=RERANKS.get(kind))
         yield _openai_row(f"`{kind}`", "all", shape_of(settings))
         if kind == "voyage":
             yield _openai_row(f"`{kind}`", f"`{VOYAGE_MULTIMODAL}-…`", shape_of(settings, VOYAGE_MULTIMODAL))
