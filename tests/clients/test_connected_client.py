@@ -1,9 +1,11 @@
-"""RedisVL, mem0, Graphiti and Weaviate's client, by the lines of docs/connect*.md."""
+"""RedisVL, mem0, Graphiti, LightRAG and Weaviate's client, by the lines of docs/connect*.md."""
 
 import asyncio
 import json
 
 import pytest
+from lightrag.llm.openai import openai_embed
+from lightrag.rerank import cohere_rerank
 from weaviate.classes.config import Configure
 
 from tests.clients.conftest import Gateway, documented, run_documented
@@ -39,6 +41,26 @@ def test_graphiti_embeds_one_text_and_several(gateway: Gateway) -> None:
     one, several = asyncio.run(both())
     assert [WIDTH] * 3 == [len(row) for row in (one, *several)]
     assert one == pytest.approx(several[0], abs=1e-2)
+
+
+def test_lightrag_embeds_and_ranks_by_its_variables(gateway: Gateway) -> None:
+    lines = documented(gateway, "connect-apps", "LightRAG", "text").split()
+    settings = dict(line.split("=", 1) for line in lines)
+    embedding = {
+        "model": settings["EMBEDDING_MODEL"],
+        "base_url": settings["EMBEDDING_BINDING_HOST"],
+        "api_key": settings["EMBEDDING_BINDING_API_KEY"],
+    }
+    ranking = {
+        "model": settings["RERANK_MODEL"],
+        "base_url": settings["RERANK_BINDING_HOST"],
+        "api_key": settings["RERANK_BINDING_API_KEY"],
+    }
+
+    vectors = asyncio.run(openai_embed.func(TEXTS, **embedding))
+    ranks = asyncio.run(cohere_rerank("fruit", TEXTS, **ranking))
+    assert (2, int(settings["EMBEDDING_DIM"])) == vectors.shape
+    assert {0, 1} == {item["index"] for item in ranks}
 
 
 def test_weaviates_client_writes_the_documented_addresses(gateway: Gateway) -> None:
