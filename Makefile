@@ -16,7 +16,7 @@ endef
 DIST_PIP = .venv-dist/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve dist changelog release-notes images console example quick prometheus chromium console-check test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema modules models protos lock clean
+.PHONY: help install serve dist changelog release-notes images console example quick prometheus chromium console-check test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema modules translation models protos lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -206,6 +206,9 @@ schema: .venv/installed-dev ## write the JSON Schema of router.yaml from its str
 
 modules: .venv/installed ## write MODULES.md, the first line of every module
 	$(BIN)/python docs/module_map.py
+
+translation: .venv/installed ## write docs/translation-hosted.md from the tables of hosted APIs
+	$(BIN)/python docs/translation_hosted.py
 
 models: .venv/installed-dev ## write docs/models-tested.md from the table of model families in tests/engine/families
 	$(BIN)/python -m tests.engine.families

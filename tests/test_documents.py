@@ -15,6 +15,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from backends.kinds import KINDS
 from backends.torch.stats import BOUNDS, COUNTERS
 from gateway.config.load import parse_config
 from gateway.config.schema import Config, Key
@@ -65,6 +66,15 @@ def test_architecture_lists_the_rooms_of_the_tree() -> None:
 def test_the_map_of_modules_is_that_of_the_tree() -> None:
     made = runpy.run_path(str(ROOT / "docs/module_map.py"))
     assert made["page"]() == made["PAGE"].read_text(encoding="utf-8"), "run: make modules"
+
+
+def test_the_table_of_hosted_apis_is_that_of_their_adapters() -> None:
+    made = runpy.run_path(str(ROOT / "docs/translation_hosted.py"))
+    page = made["PAGE"].read_text(encoding="utf-8")
+    vendors = {name for name, kind in KINDS.items() if kind.is_vendor}
+
+    assert made["page"]() == page, "run: make translation"
+    assert vendors <= set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
 
 
 def test_files_that_comments_name_exist() -> None:

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import random
+import re
 import socket
 import struct
 import subprocess
@@ -17,7 +18,7 @@ import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -139,6 +140,30 @@ def pictures(gateway: Gateway, tmp_path: Path) -> Pictures:
         vectors = [item["embedding"] for item in json.load(reply)["data"]]
     assert vectors[0] != pytest.approx(vectors[1], abs=1e-2)
     return Pictures(files, uris, vectors)
+
+
+def documented(gateway: Gateway, page: str, heading: str, language: str = "python", at: int = 0) -> str:
+    """Return a block of docs/ below a heading, with the gateway's address, key and models. at: its place."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    block = re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)[at]
+    values = {
+        "http://gateway:8080": gateway.url,
+        "<key>": gateway.key,
+        "bge-reranker-v2-m3": gateway.cross,
+        "bge-m3": gateway.model,
+        "1024": "384",
+    }
+    for shown, value in values.items():
+        block = block.replace(shown, value)
+    return str(block)
+
+
+def run_documented(gateway: Gateway, page: str, heading: str) -> dict[str, Any]:
+    """Run the block of Python below a heading, as `documented`; return what it defines."""
+    names: dict[str, Any] = {}
+    exec(compile(documented(gateway, page, heading), heading, "exec"), names)
+    return names
 
 
 def png(width: int, height: int, seed: int) -> bytes:

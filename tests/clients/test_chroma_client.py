@@ -8,7 +8,7 @@ import openai
 import pytest
 from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer, OpenAIEmbeddingFunction
 
-from tests.clients.conftest import Gateway
+from tests.clients.conftest import Gateway, run_documented
 
 DOCUMENTS = ["a car", "an apple", "the sea", "a pear"]
 DIMENSIONS = 384
@@ -50,3 +50,9 @@ def test_errors_are_openais(gateway: Gateway) -> None:
         of_openai(gateway, key="wrong")(DOCUMENTS)
     with pytest.raises(openai.NotFoundError):
         of_openai(gateway, model="nowhere")(DOCUMENTS)
+
+
+def test_the_documented_lines_make_a_function(gateway: Gateway) -> None:
+    function = run_documented(gateway, "connect-databases", "Chroma")["function"]
+
+    np.testing.assert_allclose(of_openai(gateway)(DOCUMENTS), function(DOCUMENTS), atol=1e-3)

@@ -10,7 +10,7 @@ from haystack.components.embedders import (
 )
 from haystack.utils import Secret
 
-from tests.clients.conftest import Gateway
+from tests.clients.conftest import Gateway, run_documented
 
 TEXTS = ["a car", "an apple", "the sea"]
 DIMENSIONS = 384
@@ -67,3 +67,9 @@ def test_errors_are_openais(gateway: Gateway) -> None:
         embedder(gateway, key="wrong").run("an apple")
     with pytest.raises(openai.NotFoundError):
         embedder(gateway, model="nowhere").run("an apple")
+
+
+def test_the_documented_lines_embed(gateway: Gateway) -> None:
+    made = run_documented(gateway, "connect-libraries", "Haystack")["embedder"]
+
+    assert DIMENSIONS == len(made.run("a car")["embedding"])

@@ -8,7 +8,7 @@ import pytest
 from lancedb.embeddings import get_registry
 from lancedb.pydantic import LanceModel, Vector
 
-from tests.clients.conftest import Gateway
+from tests.clients.conftest import Gateway, run_documented
 
 MODEL = "text-embedding-3-small"
 DOCUMENTS = ["a car", "an apple", "the sea", "a pear"]
@@ -47,3 +47,9 @@ def test_errors_name_openais(gateway: Gateway, tmp_path: Path) -> None:
         found_by(function_of(gateway, key="wrong"), tmp_path / "a")
     with pytest.raises(RuntimeError, match="NotFoundError"):
         found_by(function_of(gateway, model="text-embedding-3-large"), tmp_path / "b")
+
+
+def test_the_documented_lines_make_a_function(gateway: Gateway, tmp_path: Path) -> None:
+    function = run_documented(gateway, "connect-databases", "LanceDB")["function"]
+
+    assert {"an apple", "a pear"} == found_by(function, tmp_path)

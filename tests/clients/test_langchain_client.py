@@ -14,7 +14,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_openai import OpenAIEmbeddings
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 
-from tests.clients.conftest import Gateway, Pictures
+from tests.clients.conftest import Gateway, Pictures, run_documented
 
 DOCUMENTS = [Document(text, metadata={"place": i}) for i, text in enumerate(["car", "apple", "sea", "pear"])]
 DIMENSIONS = 384
@@ -167,3 +167,10 @@ def test_jina_embeddings_read_pictures_from_files(jina_gateway: Gateway, picture
 
     pictures.assert_equal(embeddings.embed_images([str(file) for file in pictures.files]))
     pictures.assert_equal(embeddings.embed_images(pictures.uris))
+
+
+def test_the_documented_lines_embed_and_rank(gateway: Gateway) -> None:
+    made = run_documented(gateway, "connect-libraries", "LangChain")
+
+    assert DIMENSIONS == len(made["embeddings"].embed_query("fruit"))
+    assert len(DOCUMENTS) > len(made["reranker"].compress_documents(DOCUMENTS, "fruit")) > 0

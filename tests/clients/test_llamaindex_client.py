@@ -15,7 +15,7 @@ from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInfer
 from llama_index.embeddings.voyageai import VoyageEmbedding
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 
-from tests.clients.conftest import Gateway, Pictures
+from tests.clients.conftest import Gateway, Pictures, run_documented
 
 TEXTS = [f"text number {i}" for i in range(50)]
 FRUIT = ["car", "apple", "sea", "pear"]
@@ -149,3 +149,11 @@ def test_jinas_bits_are_those_of_the_vectors(gateway: Gateway) -> None:
     assert [component > 0 for component in embedding.get_text_embedding("a car")] == [
         bit == 1 for bit in bits
     ]
+
+
+def test_the_documented_lines_embed_and_rank(gateway: Gateway) -> None:
+    made = run_documented(gateway, "connect-libraries", "LlamaIndex")
+    nodes = [NodeWithScore(node=TextNode(text=text)) for text in TEXTS[:3]]
+
+    assert 384 == len(made["embeddings"].get_text_embedding("a text"))
+    assert 3 == len(made["reranker"].postprocess_nodes(nodes, QueryBundle("a text")))
