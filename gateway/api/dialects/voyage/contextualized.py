@@ -1,7 +1,7 @@
 """Voyage's and Perplexity's contextualized embeddings: one vector for each chunk of each document.
 
 Source: Voyage's API reference, contextualized chunk embeddings, and voyageai 0.5.0, which asks for base64
-unless it is told otherwise; Perplexity's client perplexityai 0.36.0, whose embeddings are bytes in base64.
+by default; Perplexity's client perplexityai 0.36.0, whose embeddings are bytes in base64.
 Rule: no document is split. One that is longer than the model is refused, as both vendors do.
 """
 
