@@ -9,6 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from backends.contract import Capabilities, Encode, EncodeReply, Output, Reply, TermWeights, Vectors, Work
+from backends.contract.errors import AttemptTimedOut
 from backends.recipe.options import DTypeName, TaskSettings
 from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import describe, load
@@ -52,8 +53,11 @@ class EngineInProcess:
         return self._capabilities
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
-        async with asyncio.timeout(timeout_s):
-            return await self._engine.run(work)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._engine.run(work)
+        except TimeoutError as error:
+            raise AttemptTimedOut("the engine did not finish in time") from error
 
     async def aclose(self) -> None:
         pass
