@@ -5,16 +5,25 @@ and the command line of Azure. It blocks, so that tokens are fetched in a thread
 """
 
 import asyncio
+import re
 import time
 from typing import Any
 
 from backends.contract import ReplicaSpec
-from backends.contract.errors import CredentialRefused, ModelUnavailable
-from backends.http.credentials import AccessToken, BearerToken, TokenSource
+from backends.contract.errors import CredentialMissing, CredentialRefused, ModelUnavailable
+from backends.http.credentials import AccessToken, BearerToken, TokenSource, silence
 from backends.http.egress import proxy_of
 
 SCOPE = "https://cognitiveservices.azure.com/.default"
 AUTHORITY = "https://login.microsoftonline.com"
+# The chain ends at the first credential that fails otherwise than for want of its settings or its program.
+ATTEMPT = re.compile(r"\w+Credential: .+")
+ABSENT = re.compile("unavailable|not found|not be found|not installed|requires the")
+DETAIL_CHARACTERS = 200
+NONE_FOUND = (
+    "no credentials for Microsoft Entra ID were found: set AZURE_TENANT_ID, AZURE_CLIENT_ID and "
+    "AZURE_CLIENT_SECRET, or give the machine a managed or workload identity"
+)
 
 
 def entra_token(spec: ReplicaSpec) -> BearerToken:
@@ -29,6 +38,7 @@ def entra_token(spec: ReplicaSpec) -> BearerToken:
         from azure.identity import DefaultAzureCredential
     except ImportError as error:
         raise ModelUnavailable("`azure.entra` needs the extra `azure`") from error
+    silence("azure", "msal")
     options = _options(spec)
     kept: list[DefaultAzureCredential] = []
 
@@ -38,8 +48,7 @@ def entra_token(spec: ReplicaSpec) -> BearerToken:
         try:
             token = kept[0].get_token(SCOPE)
         except ClientAuthenticationError as error:
-            message = "Microsoft Entra ID gives no access token for the gateway's identity"
-            raise CredentialRefused(message).with_facts(detail=str(error)) from error
+            raise _refusal(str(error)) from error
         return AccessToken(token.token, max(1.0, token.expires_on - time.time()))
 
     async def fetch_in_thread() -> AccessToken:
@@ -50,6 +59,15 @@ def entra_token(spec: ReplicaSpec) -> BearerToken:
             credential.close()
 
     return BearerToken(TokenSource(fetch_in_thread), close)
+
+
+def _refusal(words: str) -> CredentialRefused:
+    """Return the error of a chain that had no token. words: with a line for each credential that it tried."""
+    last = ["", *ATTEMPT.findall(words)][-1]
+    if not last or ABSENT.search(last):
+        return CredentialMissing(NONE_FOUND)
+    message = "Microsoft Entra ID gives no access token for the gateway's identity"
+    return CredentialRefused(message).with_facts(detail=last[:DETAIL_CHARACTERS])
 
 
 def _options(spec: ReplicaSpec) -> dict[str, Any]:

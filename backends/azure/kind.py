@@ -42,4 +42,6 @@ AZURE = ServerKind(
     key_header="api-key",
     variables=("AZURE_", "IDENTITY_", "MSI_", "IMDS_"),
     keys=VENDOR_KEYS | {"azure", "extra_body", "task"},
+    address_hint="the endpoint of your resource in a list, such as https://NAME.openai.azure.com",
+    model_hint="the name of the deployment",
 )

@@ -10,6 +10,7 @@ from backends.contract.errors import (
     CredentialRefused,
     InvalidWork,
     ModelNotLoaded,
+    ModelNotServed,
     ReplicaFailed,
     ReplicaOverloaded,
     ReplicaUnavailable,
@@ -80,7 +81,7 @@ ERRORS: dict[str, tuple[type[BackendError], str, float | None]] = {
     "ModelTimeoutException": (AttemptTimedOut, "the upstream's model did not answer in time", None),
     "ModelErrorException": (ReplicaFailed, "the upstream's model failed", None),
     "ResourceNotFoundException": (
-        ReplicaFailed,
+        ModelNotServed,
         "the upstream does not serve this model in this region",
         None,
     ),
@@ -105,5 +106,5 @@ def _invalid(message: str) -> BackendError:
     if LONG_INPUT.search(message):
         return input_too_long(None)
     if any(words in message for words in WRONG_MODEL):
-        return ReplicaFailed("the upstream does not serve this model this way")
+        return ModelNotServed("the upstream does not serve this model this way")
     return InvalidWork(REFUSED_INPUT)

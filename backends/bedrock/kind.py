@@ -45,4 +45,6 @@ BEDROCK = ServerKind(
     provider="aws.bedrock",
     variables=("AWS_",),
     keys=VENDOR_KEYS | {"bedrock"},
+    address_key="bedrock.region",
+    address_hint="a region such as us-east-1, or ${AWS_REGION}, which is not read by itself",
 )

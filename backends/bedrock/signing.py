@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from backends.contract.errors import CredentialRefused, ModelUnavailable
+from backends.contract.errors import CredentialMissing, CredentialRefused, ModelUnavailable
 from backends.http.client import OutgoingRequest
+from backends.http.credentials import silence
 
 # Of the runtime and of the agents' runtime alike.
 SIGNING_NAME = "bedrock"
@@ -21,10 +22,11 @@ NONE_FOUND = (
 
 
 def check_installed() -> None:
-    """Check that botocore is installed. Raises: ModelUnavailable."""
+    """Check that botocore is installed, and keep its log quiet. Raises: ModelUnavailable."""
     # Importing it takes a third of a second, which the thread that reads the credentials has.
     if find_spec("botocore") is None:
         raise ModelUnavailable("`backend: bedrock` needs the extra `aws`")
+    silence("botocore")
 
 
 class AwsAuthorizer:
@@ -80,7 +82,7 @@ class AwsAuthorizer:
         except BotoCoreError as error:
             raise _unusable(error) from error
         if credentials is None:
-            raise CredentialRefused(NONE_FOUND)
+            raise CredentialMissing(NONE_FOUND)
         return credentials
 
     def _signed(self, request: OutgoingRequest, credentials: Any) -> Mapping[str, str]:

@@ -225,7 +225,9 @@ class ServerKind(msgspec.Struct, frozen=True):
     are counted by the gateway. cuts_inputs: it cuts an input at fewer tokens than its model reads, if a
     request asks for it. window: number of batches in flight to start with. small_batch_slots: places in the
     window that one small batch takes at most. keys: settings of an upstream that not every kind has.
-    variables: beginnings of the names of variables that its credentials come from.
+    variables: beginnings of the names of variables that its credentials come from. address_key: the setting
+    that its address is written in. address_hint, model_hint: the end of the problem where it, or the model of
+    a vendor's API, is missing.
     """
 
     name: BackendKind
@@ -245,6 +247,9 @@ class ServerKind(msgspec.Struct, frozen=True):
     window: int | None = None
     small_batch_slots: int = 1
     keys: frozenset[str] = REMOTE_KEYS
+    address_key: str = "replicas"
+    address_hint: str = "a list of base URLs, http://host:port"
+    model_hint: str = "the API serves many models"
 
 
 def listed_models(answer: Any) -> tuple[str, ...]:

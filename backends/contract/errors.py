@@ -8,10 +8,13 @@ BackendError
  │   └─ PermitsTaken   fewer free permits than inputs            retry there soon, with fewer inputs
  ├─ ModelNotLoaded     the model is still being loaded           retry elsewhere
  ├─ ReplicaUnavailable not reached, or not ready                 retry elsewhere
+ │   └─ ProxyRefused   the way there refuses the gateway         retry elsewhere
  ├─ ConnectionLost     the connection broke with work in flight  retry elsewhere
  ├─ AttemptTimedOut    no reply within the attempt's timeout     retry elsewhere
  ├─ ReplicaFailed      an error or an invalid reply              retry elsewhere, once
- │   └─ CredentialRefused  the gateway's key is refused          retry elsewhere, once
+ │   ├─ CredentialRefused  the gateway's key is refused          retry elsewhere, once
+ │   │   └─ CredentialMissing  the gateway has none to send      retry elsewhere, once
+ │   └─ ModelNotServed     the upstream has no such model        retry elsewhere, once
  └─ ModelUnavailable   the checkpoint was not found or not read  source gateway, final
 """
 
@@ -145,6 +148,10 @@ class ReplicaUnavailable(BackendError):
     kind = "unavailable"
 
 
+class ProxyRefused(ReplicaUnavailable):
+    """Refusal of the gateway by the proxy on the way to the upstream."""
+
+
 class ConnectionLost(BackendError):
     """Broken connection to a replica that may have been working."""
 
@@ -165,6 +172,14 @@ class ReplicaFailed(BackendError):
 
 class CredentialRefused(ReplicaFailed):
     """Refusal of the key that the gateway sends to the upstream."""
+
+
+class CredentialMissing(CredentialRefused):
+    """Absence of any credential that the gateway could send to the upstream."""
+
+
+class ModelNotServed(ReplicaFailed):
+    """Answer of an upstream that it has no model of this name for the gateway."""
 
 
 class ModelUnavailable(BackendError):

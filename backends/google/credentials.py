@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from backends.contract import ReplicaSpec
-from backends.contract.errors import CredentialRefused, ModelUnavailable
-from backends.http.credentials import AccessToken, BearerToken, TokenSource
+from backends.contract.errors import CredentialMissing, CredentialRefused, ModelUnavailable
+from backends.http.credentials import AccessToken, BearerToken, TokenSource, silence
 from backends.http.egress import proxy_of
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -32,6 +32,7 @@ def bearer_token(spec: ReplicaSpec, file: str | None) -> BearerToken:
     # Importing them takes a third of a second, which the thread that fetches tokens has.
     if find_spec("requests") is None or find_spec("google.auth") is None:
         raise ModelUnavailable("`backend: vertex` needs the extra `google`")
+    silence("google.auth")
     tokens = _Tokens(spec, file)
 
     async def fetch() -> AccessToken:
@@ -96,7 +97,7 @@ def _read(file: str | None, request: Any) -> Any:
         credentials, _ = google.auth.default([SCOPE], request=request)
     except (GoogleAuthError, OSError, ValueError) as error:
         message = "the credentials for Google cannot be read: set `vertex.credentials` to their file"
-        raise CredentialRefused(message).with_facts(detail=str(error)) from error
+        raise CredentialMissing(message).with_facts(detail=str(error)) from error
     return credentials
 
 

@@ -10,7 +10,7 @@ from backends.contract.errors import (
     BackendError,
     CredentialRefused,
     InvalidWork,
-    ReplicaFailed,
+    ModelNotServed,
     ReplicaOverloaded,
     ReplicaUnavailable,
     input_too_long,
@@ -56,7 +56,7 @@ ERRORS: dict[str, tuple[type[BackendError], str]] = {
     ),
     "UNAUTHENTICATED": (CredentialRefused, REFUSED_CREDENTIAL),
     "PERMISSION_DENIED": (CredentialRefused, REFUSED_CREDENTIAL),
-    "NOT_FOUND": (ReplicaFailed, "the upstream does not serve this model"),
+    "NOT_FOUND": (ModelNotServed, "the upstream does not serve this model"),
     "UNAVAILABLE": (ReplicaUnavailable, "the upstream reports that it is not ready"),
     "DEADLINE_EXCEEDED": (AttemptTimedOut, "the upstream's model did not answer in time"),
 }

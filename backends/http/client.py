@@ -17,7 +17,7 @@ import httpx
 import msgspec
 
 from backends.contract import ReplicaSpec, ReportFault, TlsFiles, ignore_fault
-from backends.contract.errors import ReplicaFailed, ReplicaUnavailable
+from backends.contract.errors import ProxyRefused, ReplicaFailed
 from backends.http.connection_pool import (
     ConnectionPool,
     PoolOptions,
@@ -244,7 +244,7 @@ class UpstreamClient:
         if response.status == 401 and self._authorizer is not None:
             self._authorizer.refused()
         if response.status == 407 and self._is_proxied:
-            raise ReplicaUnavailable(REFUSED_BY_PROXY)
+            raise ProxyRefused(REFUSED_BY_PROXY)
         if response.status == 200:
             return response
         request = f"{method} {httpx.URL(self.base_url + path).path}"

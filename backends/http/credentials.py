@@ -1,6 +1,7 @@
 """Access tokens that expire: fetched when first needed, and again in the background before they expire."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -16,6 +17,15 @@ REFRESH_BEFORE_S = 300.0
 REFRESH_SHARE = 0.2
 # After a fetch that failed while the token is still valid.
 RETRY_S = 10.0
+
+
+def silence(*libraries: str) -> None:
+    """Keep what a cloud's library logs below an error out of the log: requests, and each way that it tried.
+
+    What matters is in the error that it raises, and becomes a replica's reason.
+    """
+    for library in libraries:
+        logging.getLogger(library).setLevel(logging.ERROR)
 
 
 class AccessToken(msgspec.Struct, frozen=True):

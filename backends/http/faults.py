@@ -11,6 +11,7 @@ from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
+    ProxyRefused,
     ReplicaFailed,
     ReplicaUnavailable,
 )
@@ -28,7 +29,7 @@ def translated(error: Exception, timeout_s: float, *, is_proxied: bool = False) 
         case httpx.ConnectTimeout() | httpx.ConnectError():
             return ReplicaUnavailable(_connect_failure(error, "proxy" if is_proxied else "replica"))
         case httpx.ProxyError():
-            return ReplicaUnavailable(_proxy_failure(str(error)))
+            return _proxy_failure(str(error))
         case SlowHead():
             return AttemptTimedOut(str(error))
         case InvalidResponse():
@@ -67,10 +68,13 @@ def _connect_failure(error: Exception, peer: str) -> str:
     return f"no connection to the {peer}"
 
 
-def _proxy_failure(words: str) -> str:
-    """Return the reason that a proxy opened no tunnel. words: its status and reason."""
+def _proxy_failure(words: str) -> BackendError:
+    """Return the error of a proxy that opened no tunnel. words: its status and reason."""
     status = words[:3]
     # tinyproxy answers wrong credentials with 401.
     if status in {"401", "407"}:
-        return REFUSED_BY_PROXY
-    return f"the proxy opened no connection to the upstream{f': status {status}' if status.isdigit() else ''}"
+        return ProxyRefused(REFUSED_BY_PROXY)
+    shown = f": status {status}" if status.isdigit() else ""
+    message = f"the proxy opened no connection to the upstream{shown}"
+    # 403: its rules do not let the gateway go there.
+    return ProxyRefused(message) if status == "403" else ReplicaUnavailable(message)

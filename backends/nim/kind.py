@@ -33,4 +33,5 @@ NIM = ServerKind(
     recognize=_recognize,
     litellm={"nvidia_nim": LiteLLMProvider(EMBED_ADDRESS, "NVIDIA_NIM_API_KEY", suffix="/v1")},
     keys=REMOTE_KEYS | {"nim", "proxy", "extra_body", "task"},
+    address_hint="a list of base URLs, http://host:port, or `nim: {hosted: true}` for NVIDIA's own",
 )

@@ -16,6 +16,7 @@ import numpy as np
 from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, ScoreKind, Vectors, Work
 from backends.contract.errors import (
     BackendError,
+    ModelNotServed,
     ReplicaFailed,
     ReplicaUnavailable,
     UnsupportedWork,
@@ -258,6 +259,10 @@ def decode_rerank(
 # --- errors, and the I/O
 
 
+# Codes and types of errors that say so: of OpenAI and its relatives, of Azure, and of Mistral.
+NO_MODEL = frozenset({"model_not_found", "DeploymentNotFound", "invalid_model"})
+
+
 @with_answer
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
@@ -266,8 +271,8 @@ def failure(response: UpstreamResponse) -> BackendError:
     match response.status:
         case 400 | 413 | 422 | 500 if any(phrase in message for phrase in TOO_LONG):
             return input_too_long(context_length_in(message))
-        case 400 | 404 if error.code in {"model_not_found", "DeploymentNotFound"}:
-            return ReplicaFailed("the upstream does not serve this model")
+        case 400 | 404 if NO_MODEL.intersection((error.code, error.type)):
+            return ModelNotServed("the upstream does not serve this model")
         case 400 | 422:
             return refused_input(error)
         case 202:

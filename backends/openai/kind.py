@@ -46,6 +46,7 @@ OPENAI = ServerKind(
         ),
     },
     keys=REMOTE_KEYS | VENDOR_KEYS | API_KEYS | {"vendor"},
+    address_hint="a list of base URLs, http://host:port, or `vendor` in place of them",
 )
 COHERE, JINA, VOYAGE, PERPLEXITY = (
     ServerKind(

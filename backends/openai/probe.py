@@ -11,6 +11,7 @@ from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
+    ModelNotServed,
     ReplicaFailed,
     ReplicaOverloaded,
 )
@@ -135,7 +136,7 @@ class ModelProbe:
         if self._task != "rerank":
             try:
                 profile = await self._probe_embedding(profile, remaining_s(), counted=counted)
-            except OperationNotOffered as error:
+            except (OperationNotOffered, ModelNotServed) as error:
                 refusal = error
         if not self._may_rerank:
             if refusal is not None:
@@ -145,12 +146,14 @@ class ModelProbe:
         profile = msgspec.structs.replace(profile, embeds=embeds)
         try:
             return await self._probe_scores(profile, remaining_s(), counted=counted)
-        except OperationNotOffered as error:
+        except (OperationNotOffered, ModelNotServed) as error:
             if embeds:
                 return profile
             if refusal is None:
                 raise
-            raise ReplicaFailed(f"its model has no operation: {refusal.message}; {error.message}") from error
+            kind = ModelNotServed if isinstance(refusal, ModelNotServed) else ReplicaFailed
+            message = f"its model has no operation: {refusal.message}; {error.message}"
+            raise kind(message).with_facts(upstream_status=error.upstream_status) from error
 
     async def _probe_embedding(
         self, profile: OpenAIProfile, timeout_s: float, *, counted: bool
@@ -230,6 +233,8 @@ def _check_probe(response: UpstreamResponse, endpoint: str) -> None:
     message = (
         error.message if error.retryable else f"its {endpoint} endpoint returns status {response.status}"
     )
+    if isinstance(error, ModelNotServed):
+        raise error
     kind = OperationNotOffered if response.status in NOT_OFFERED else ReplicaFailed
     if kind is ReplicaFailed and error.retryable:
         raise error

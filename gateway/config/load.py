@@ -25,6 +25,8 @@ FOLLOWING = {
     "upstreams": re.compile(r"models\..*\.(upstream|(upstreams\[\d+\]|canary|mirror)\.name)$"),
     "models": re.compile(r"defaults\.|tenants\..*\.(models|model_limits)"),
 }
+# Settings of an upstream that imply its address.
+IMPLYING = ("vendor", "nim", "bedrock")
 
 
 def load_config(
@@ -140,6 +142,12 @@ def _follows(problem: Problem, reported: Iterable[Problem]) -> bool:
     """Return True if a problem only results from a section or a list that could not be read."""
     # `upstreams` takes the place of `upstream`.
     if any(other.path.startswith(f"{problem.path}s[") for other in reported):
+        return True
+    # A vendor that could not be read has an address, and so may a section of its kind.
+    upstream = re.fullmatch(r"(upstreams\..+?)\.(replicas|bedrock\.region)", problem.path)
+    if upstream and any(
+        other.path.startswith(f"{upstream[1]}.{key}") for other in reported for key in IMPLYING
+    ):
         return True
     return any(FOLLOWING[other.path].match(problem.path) for other in reported if other.path in FOLLOWING)
 

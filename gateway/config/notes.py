@@ -36,6 +36,7 @@ def notes(config: Config) -> Iterator[Problem]:
     """Yield a note for each setting that has no effect, or less than it seems to have."""
     yield from ignored_keys(config)
     yield from _cache_notes(config)
+    yield from _missing_keys(config)
     if lacks_keys(config):
         yield Problem("tenants", f"{NO_KEYS}; those that are stored are not read here")
     yield from keyless_notes(config)
@@ -98,6 +99,16 @@ def _cache_notes(config: Config) -> Iterator[Problem]:
                     "keeps only texts that come alone: the tokens of each of several are not known without "
                     f"`upstreams.{member.name}.tokenizer`",
                 )
+
+
+def _missing_keys(config: Config) -> Iterator[Problem]:
+    """Yield a note for each upstream that calls a vendor without any credentials."""
+    for name, upstream in config.upstreams.items():
+        if upstream.calls_vendor and not upstream.has_credentials:
+            yield Problem(
+                f"upstreams.{name}.api_key",
+                "is empty: the vendor refuses requests without a key; write ${NAME}, which has to be set",
+            )
 
 
 def lasting_limits(config: Config) -> Iterator[str]:

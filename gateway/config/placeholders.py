@@ -63,10 +63,11 @@ class PlaceholderFiller:
             return "${"
         # Not the variable `url` with a default.
         if inside.startswith("url:") and not inside.startswith("url:-"):
-            return quote(self._value(inside.removeprefix("url:"), path), safe="")
+            return quote(self._value(inside.removeprefix("url:"), path, "url:"), safe="")
         return self._value(inside, path)
 
-    def _value(self, inside: str, path: str) -> str:
+    def _value(self, inside: str, path: str, prefix: str = "") -> str:
+        """Return the value of a placeholder. prefix: what is written before it, for messages."""
         if inside.startswith("file:"):
             return self._read_file(inside.removeprefix("file:"), path)
         variable = VARIABLE.fullmatch(inside)
@@ -77,7 +78,8 @@ class PlaceholderFiller:
         # Secrets from files and from other programs end in a line's end, which belongs to no value.
         value = self._environment.get(name, "").rstrip(LINE_ENDS) or default
         if value is None:
-            return self._report(path, f"the environment has no {name}; set it, or write ${{{name}:-default}}")
+            way_out = f"set it, or write ${{{prefix}{name}:-default}}"
+            return self._report(path, f"the environment has no {name}; {way_out}")
         return value
 
     def _read_file(self, name: str, path: str) -> str:

@@ -11,6 +11,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from backends.kinds import KINDS
+from backends.openai.kind import OPENAI
+from backends.openai.vendors import VENDORS
 from gateway.config.problems import Problem, did_you_mean, join_path, similar_name
 
 MISMATCH = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
@@ -35,6 +38,11 @@ RENAMED_KEYS = {
     "batch_inputs": "request_inputs",
     "batch_tokens": "request_tokens",
     "batch_bytes": "request_bytes",
+}
+# Values that are written at one key and belong to another, by that key → what is meant.
+MISPLACED: dict[str, dict[str, str]] = {
+    "backend": {name: f"`backend: {OPENAI.name}, vendor: {name}`" for name in VENDORS.keys() - KINDS.keys()},
+    "vendor": {name: f"`backend: {name}` without `vendor`" for name in KINDS.keys() - VENDORS.keys()},
 }
 # Types of PyYAML's values.
 WORDS_OF_TYPES = {
@@ -180,7 +188,9 @@ def _leaf_problem(value: Any, kind: Any, path: str) -> Problem | None:
             path += index[0]
         if choices := _choices(kind):
             reason = f"{value!r} is not one of: {', '.join(choices)}"
-            if suggestion := did_you_mean(str(value), choices):
+            if isinstance(value, str) and (way_out := MISPLACED.get(path.rpartition(".")[2], {}).get(value)):
+                reason = f"{value!r} is none; write {way_out}"
+            elif suggestion := did_you_mean(str(value), choices):
                 reason += f"; {suggestion.strip()}"
         reason = BOUND.sub(
             _bound, MISMATCH.sub(_mismatch, MOMENT.sub("not a date such as 2027-01-31", reason))

@@ -344,6 +344,19 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
         return any(vendor_of(self.api, url) is not None for url in self.replicas)
 
     @property
+    def calls_vendor(self) -> bool:
+        """True if requests go to a vendor, and not to an own server of the same API, or a proxy before it."""
+        own = self._own_address
+        return self.is_vendor and (own is None or own in self.replicas)
+
+    @property
+    def has_credentials(self) -> bool:
+        """True if requests carry a key, a header, a certificate or the credentials of this machine."""
+        settings = self.kind_settings
+        uses_machine = settings is not None and settings.uses_machine
+        return bool(self.api_key or self.headers or self.tls.certificate or uses_machine)
+
+    @property
     def devices(self) -> dict[str, str | None]:
         """Device of each engine process, by what distinguishes the processes; "" if there is only one."""
         if not isinstance(self.device, tuple):

@@ -128,7 +128,8 @@ def _runtime_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem
 
 def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
     if not upstream.replicas:
-        yield Problem(f"{path}.replicas", "is missing; a list of base URLs, http://host:port")
+        kind = KINDS[upstream.backend]
+        yield Problem(f"{path}.{kind.address_key}", f"is missing; {kind.address_hint}")
     yield from _tokenizer_problems(upstream, f"{path}.tokenizer")
     for index, url in enumerate(upstream.replicas):
         if problem := address_problem(url, upstream):
@@ -265,7 +266,7 @@ def _vendor_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
     """Yield the problems of the settings for APIs of vendors, and of the proxy to them."""
     kind = KINDS[upstream.backend]
     if upstream.is_vendor and not upstream.model:
-        yield Problem(f"{path}.model", "is missing; the API serves many models")
+        yield Problem(f"{path}.model", f"is missing; {kind.model_hint}")
     if (settings := upstream.kind_settings) is not None:
         for key, message in settings.problems():
             yield Problem(f"{path}.{kind.name}.{key}", message)

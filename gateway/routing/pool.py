@@ -36,6 +36,9 @@ DRAINED = "it is drained, by `drained` in the configuration or by an operator"
 KEPT_OUT_REASONS: dict[KeptOut, str] = {
     "model": "the reachable replicas serve a different model than this one's upstream and are not used",
     "key": "the upstream of this model refuses the gateway's key; an operator has to correct its `api_key`",
+    "credentials": "the gateway has no credentials for this model's upstream; an operator has to set them",
+    "absent": "the upstream does not have this model; an operator has to correct its `model` or address",
+    "proxy": "the proxy in front of this model's upstream refuses the gateway; an operator has to correct it",
     "output": "the reachable replicas of this model do not compute as they should and are not used",
 }
 

@@ -28,9 +28,12 @@ from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
+    CredentialMissing,
     CredentialRefused,
     InvalidWork,
+    ModelNotServed,
     ModelUnavailable,
+    ProxyRefused,
     ReplicaFailed,
     ReplicaOverloaded,
     ReplicaUnavailable,
@@ -236,7 +239,7 @@ class Prober:
             pool.reject_description(replica, error.explanation)
         if isinstance(error, ReplicaOverloaded) and error.retry_after_s is not None:
             self._paused_until_s = self._clock() + error.retry_after_s
-        replica.keep_out("key" if isinstance(error, CredentialRefused) else kept_out)
+        replica.keep_out(_reason_of(error) or kept_out)
         pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.explanation)
         replica.report_files(are_usable=not isinstance(error, ModelUnavailable))
         # Calls that wait for a replica learn that none is expected.
@@ -432,6 +435,22 @@ def changes_since(upstream: str, before: Residence | None, now: Residence) -> Mo
         _increments(base.unloads, now.unloads),
         now.out_of_memory - base.out_of_memory,
     )
+
+
+def _reason_of(error: BackendError) -> KeptOut | None:
+    """Return why a replica that cannot join is kept out, None if the failure itself does not show it."""
+    match error:
+        case CredentialMissing():
+            return "credentials"
+        case CredentialRefused():
+            return "key"
+        case ProxyRefused():
+            return "proxy"
+        case ModelNotServed():
+            return "absent"
+        case ReplicaFailed() if error.upstream_status in {"404", "405"}:
+            return "absent"
+    return None
 
 
 def _increments(

@@ -30,9 +30,10 @@ from gateway.routing.health import PROBATION_BATCHES, USABLE, State
 from gateway.routing.window import Window
 from gateway.vector_spaces.zero_vectors import gives_zeros
 
-# model: it serves another model than its upstream. key: it refuses the gateway's key. output: it does not
-# compute as it should.
-KeptOut: TypeAlias = Literal["model", "key", "output"]
+# model: it serves another model than its upstream. key: it refuses the gateway's key. credentials: the
+# gateway has none for it. absent: it has no model or path of that name. proxy: the one in front of it refuses
+# the gateway. output: it does not compute as it should.
+KeptOut: TypeAlias = Literal["model", "key", "credentials", "absent", "proxy", "output"]
 # What a batch has: texts only, or also pictures or recordings, which take far longer.
 LoadKind = Literal["texts", "media"]
 LOAD_KINDS: tuple[LoadKind, ...] = get_args(LoadKind)

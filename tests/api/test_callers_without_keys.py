@@ -24,6 +24,14 @@ PROXIES = ["10.0.0.1", "192.0.2.0/24"]
 
 def owner(peer: str, path: str = "/embed", version: str = "1.1", **headers: str) -> str | None:
     """Return the tenant that a request without a key has, None if it is refused."""
+    try:
+        return tenant_of(peer, path, version, **headers)
+    except Unauthenticated:
+        return None
+
+
+def tenant_of(peer: str, path: str = "/embed", version: str = "1.1", **headers: str) -> str:
+    """Return the tenant that a request without a key has. Raises: Unauthenticated."""
     keyring = Keyring(TENANTS, None, networks=NETWORKS)
     authenticator = Authenticator(keyring, PROXIES)
     sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
@@ -31,10 +39,17 @@ def owner(peer: str, path: str = "/embed", version: str = "1.1", **headers: str)
     body = HeldBody(InFlight(0))
     context = RequestContext(ROUTES.parse(path), sent, address, body, lambda _: None, peer=peer)
     context.http_version = version
-    try:
-        return authenticator.authenticate(context).name
-    except Unauthenticated:
-        return None
+    return authenticator.authenticate(context).name
+
+
+def test_a_web_page_is_told_why_it_needs_a_key_where_other_callers_need_none() -> None:
+    with pytest.raises(Unauthenticated, match="callers here need none, but web pages do") as caught:
+        tenant_of("10.9.9.9", origin="https://a.example")
+    with pytest.raises(Unauthenticated) as elsewhere:
+        tenant_of("203.0.113.7", origin="https://a.example")
+
+    assert "Authorization: Bearer" in caught.value.message
+    assert "web page" not in elsewhere.value.message
 
 
 @pytest.mark.parametrize(

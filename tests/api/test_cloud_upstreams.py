@@ -12,7 +12,7 @@ import pytest
 
 from gateway.events import ReplicaChanged
 from gateway.upstreams.factory import server_of
-from tests.conftest import Boots
+from tests.conftest import Boots, Running
 from tests.fakes.bedrock import ACCESS_KEY, REGION, SECRET_KEY, FakeBedrock, wide_vector
 from tests.fakes.google import PROJECT, FakeGemini, FakeVertex, refusal, retry_info
 from tests.fakes.huggingface import MODEL, FakeRouter
@@ -213,3 +213,23 @@ async def test_pictures_and_texts_share_a_call(boot: Boots, served: Any, name: s
     rows = [item["embedding"] for item in reply.json()["data"]]
     assert rows[1] == pytest.approx(alone.json()["data"][0]["embedding"], abs=1e-6)
     assert rows[0] != pytest.approx(rows[1], abs=1e-3)
+
+
+async def test_callers_learn_that_the_gateway_has_no_credentials(
+    boot: Boots, served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    async with boot({}, served(*EMBEDDERS["titan"]), sockets=True) as gateway:
+        await asyncio.wait_for(_until_down(gateway), PATIENCE_S)
+        reply = await gateway.post("/v1/embeddings", {"model": "m", "input": TEXTS})
+
+    assert 503 == reply.status_code
+    assert "the gateway has no credentials for this model's upstream" in reply.text
+    assert "AWS" not in reply.text
+
+
+async def _until_down(gateway: Running) -> None:
+    while (await gateway.client.get("/admin/status")).json()["replicas"][0]["state"] != "down":
+        await asyncio.sleep(0.01)

@@ -21,6 +21,7 @@ from tests.fakes.hooks import RERANKER
 from tests.fakes.hosted_api import FakeHostedApi
 from tests.fakes.hostile_replica import HostileReplica
 from tests.fakes.openai import FakeOpenAI
+from tests.fakes.proxies import KINDS, program_of, running_proxy
 from tests.fakes.tei import FakeTei, vector_of
 from tests.waiting import PATIENCE_S
 
@@ -264,6 +265,36 @@ async def test_key_that_the_upstream_refuses_is_named_to_operators_and_callers(b
     assert "u" == upstream["name"]
     assert not upstream["ok"]
     assert "refused: the upstream of this model refuses the gateway's key" in upstream["reason"]
+
+
+@pytest.mark.parametrize(
+    ("server", "kind", "more"),
+    [(FakeOpenAI(), "openai", ", model: misspelt"), (FakeOpenAI(), "tei", "")],
+    ids=["model", "path"],
+)
+async def test_callers_learn_that_the_upstream_does_not_have_the_model(
+    boot: Boots, server: FakeOpenAI, kind: str, more: str
+) -> None:
+    async with gateway_over(boot, server, kind=kind, more=more) as gateway:
+        await until_states(gateway, "down")
+        reply = await gateway.post("/v1/embeddings", {"input": "a"})
+
+    assert 503 == reply.status_code
+    assert "the upstream does not have this model" in reply.text
+
+
+async def test_callers_learn_that_the_proxy_refuses_the_gateway(boot: Boots) -> None:
+    kind = next((kind for kind in KINDS if program_of(kind) is not None), None)
+    if kind is None:
+        pytest.skip("no proxy here")
+    with running_proxy(kind, has_users=True) as (url, _):
+        async with gateway_over(boot, FakeOpenAI(), kind="openai", more=f', proxy: "{url}"') as gateway:
+            await until_states(gateway, "down")
+            reply = await gateway.post("/v1/embeddings", {"input": "a"})
+
+    assert 503 == reply.status_code
+    assert "the proxy in front of this model's upstream refuses the gateway" in reply.text
+    assert url not in reply.text
 
 
 async def test_server_that_fails_at_everything_has_its_own_words_in_the_status(boot: Boots) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from backends.contract import Backend, Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, Truncate
 from backends.contract.errors import (
+    CredentialMissing,
     CredentialRefused,
     InvalidWork,
     ReplicaFailed,
@@ -27,6 +28,7 @@ from tests.fakes.clouds import FakeAzure, FakeNim, FakeWatsonx
 from tests.fakes.server import FakeServer, logit_of
 from tests.fakes.tei import vector_of
 from tests.fakes.threaded import serve_in_thread
+from tests.waiting import PATIENCE_S
 
 LONG = " ".join(["word"] * 20)
 RERANK = Rerank("a", ("a", "b", "c"))
@@ -150,6 +152,46 @@ async def test_azure_takes_tokens_of_entra(monkeypatch: pytest.MonkeyPatch) -> N
     assert 1 == identity.issued
     assert b"resource=https://cognitiveservices.azure.com" in identity.queries[0]
     assert "Bearer entra-token-1" == server.headers[-1]["authorization"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "error", "words"),
+    [
+        ({}, CredentialMissing, "no credentials for Microsoft Entra ID were found"),
+        (
+            {
+                "AZURE_TENANT_ID": "00000000-0000-0000-0000-000000000001",
+                "AZURE_CLIENT_ID": "00000000-0000-0000-0000-000000000002",
+                "AZURE_CLIENT_SECRET": "secret-of-the-test",
+                "AZURE_AUTHORITY_HOST": "https://127.0.0.1:1",
+            },
+            CredentialRefused,
+            "gives no access token for the gateway's identity: EnvironmentCredential: Authentication failed",
+        ),
+    ],
+    ids=["none", "failed"],
+)
+async def test_credentials_of_entra_that_fail_have_one_short_line(
+    variables: dict[str, str],
+    error: type[CredentialRefused],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("azure.identity")
+    for name in ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "IDENTITY_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential", **variables}.items():
+        monkeypatch.setenv(name, value)
+    backend = await opened(FakeAzure(), {**AZURE, "azure": {"entra": True}}, joins=False)
+    with caplog.at_level("INFO"), pytest.raises(error) as caught:
+        await backend.describe(PATIENCE_S)
+    await backend.aclose()
+
+    assert error is type(caught.value)
+    assert words in caught.value.explanation
+    assert len(caught.value.explanation) <= 300
+    assert not [record for record in caplog.records if record.name.startswith(("azure", "msal"))]
 
 
 # --- NIM

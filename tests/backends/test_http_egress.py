@@ -17,6 +17,7 @@ from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
     CredentialRefused,
+    ProxyRefused,
     ReplicaFailed,
     ReplicaUnavailable,
 )
@@ -118,7 +119,7 @@ async def test_a_proxy_that_refuses_its_user_is_named(
 ) -> None:
     with running_proxy(kind, has_users=True) as (url, _):
         backend = open_replica(spec_of(vendor[1], authority, with_user(url, password) if password else url))
-        with pytest.raises(ReplicaUnavailable) as caught:
+        with pytest.raises(ProxyRefused) as caught:
             await backend.describe(PATIENCE_S)
         await backend.aclose()
 

@@ -19,6 +19,7 @@ from gateway.declared.settings import SecretSources, read_upstream
 
 TITAN: dict[str, Any] = {"backend": "bedrock", "model": "amazon.titan-embed-text-v2:0"}
 VERTEX: dict[str, Any] = {"backend": "vertex", "model": "text-embedding-005"}
+AZURE: dict[str, Any] = {"backend": "azure"}
 REGION = {"bedrock": {"region": "us-east-1"}}
 PROJECT = {"vertex": {"project": "a-project"}}
 
@@ -48,7 +49,11 @@ def test_address_is_that_of_the_vendor(settings: dict[str, Any], address: str) -
 @pytest.mark.parametrize(
     ("settings", "path", "message"),
     [
-        (TITAN, "replicas", ""),
+        (TITAN, "bedrock.region", "${AWS_REGION}, which is not read by itself"),
+        (AZURE, "replicas", "https://NAME.openai.azure.com"),
+        (AZURE, "model", "the name of the deployment"),
+        ({"backend": "nim"}, "replicas", "`nim: {hosted: true}`"),
+        ({"backend": "openai"}, "replicas", "`vendor`"),
         (TITAN | {"bedrock": {"region": "somewhere"}}, "bedrock.region", "us-east-1"),
         (TITAN | REGION | PROJECT, "vertex", "is for `backend: vertex`"),
         (VERTEX, "vertex.project", "is missing"),

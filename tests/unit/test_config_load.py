@@ -1,6 +1,7 @@
 """router.yaml is read, filled and typed, or refused with every problem at once and without secrets."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -760,3 +761,35 @@ models: {{bge: {{upstream: tei}}}}
     with pytest.raises(ConfigError) as caught:
         parse_config(text, {}, Path.cwd())
     assert ["tracing.link"] == [problem.path for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "message"),
+    [
+        (
+            "backend: mistral, model: m",
+            "backend",
+            "'mistral' is none; write `backend: openai, vendor: mistral`",
+        ),
+        (
+            "backend: openai, vendor: cohere, model: m",
+            "vendor",
+            "'cohere' is none; write `backend: cohere` without `vendor`",
+        ),
+        ("backend: openai, vendor: mistrall, model: m", "vendor", "did you mean 'mistral'?"),
+        ("backend: nim, model: m, nim: {hosted: perhaps}", "nim.hosted", "expected true or false"),
+    ],
+)
+def test_a_wrong_vendor_is_one_problem_with_its_remedy(settings: str, path: str, message: str) -> None:
+    text = f"upstreams: {{u: {{{settings}}}}}\nmodels: {{m: {{upstream: u}}}}\n"
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, {}, Path())
+    [problem] = caught.value.problems
+
+    assert f"upstreams.u.{path}" == problem.path
+    assert message in problem.message
+
+
+def test_the_hint_on_an_unset_variable_of_a_url_keeps_its_form() -> None:
+    with pytest.raises(ConfigError, match=re.escape("or write ${url:PROXY_PASSWORD:-default}")):
+        parsed(MINIMAL.replace("backend: tei", "backend: tei, api_key: '${url:PROXY_PASSWORD}'"))

@@ -87,3 +87,34 @@ def test_keys_of_the_engine_have_no_effect_on_a_server() -> None:
     }
     assert {"has no effect: it is for torch, and this is tei"} == {problem.message for problem in server}
     assert not engine
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_noted"),
+    [
+        ("backend: openai, vendor: mistral, model: m", True),
+        ('backend: openai, replicas: ["https://api.openai.com/v1"], model: m', True),
+        ("backend: cohere, model: m", True),
+        ("backend: gemini, model: m", True),
+        ('backend: azure, replicas: ["https://a.openai.azure.com"], model: m', True),
+        ("backend: nim, model: m, nim: {hosted: true}", True),
+        # The credentials of the machine, a header, a server of the same API.
+        ('backend: azure, replicas: ["https://a.openai.azure.com"], model: m, azure: {entra: true}', False),
+        ("backend: bedrock, model: m, bedrock: {region: us-east-1}", False),
+        ("backend: vertex, model: m, vertex: {project: p}", False),
+        ("backend: cohere, model: m, headers: {x-key: k}", False),
+        ('backend: cohere, model: m, replicas: ["http://cohere.proxy:80"]', False),
+        ('backend: openai, model: m, replicas: ["http://ollama:11434"]', False),
+    ],
+)
+def test_a_vendor_without_credentials_is_noted(
+    settings: str, *, is_noted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = "models: {m: {upstream: u}}\n"
+    found = notes_of(tmp_path, f"upstreams: {{u: {{{settings}}}}}\n{models}", capsys)
+
+    expected = (
+        ["  upstreams.u.api_key: is empty: the vendor refuses requests without a key"] if is_noted else []
+    )
+    assert expected == [note.partition("; ")[0] for note in found]
+    assert not notes_of(tmp_path, f"upstreams: {{u: {{{settings}, api_key: '1'}}}}\n{models}", capsys)

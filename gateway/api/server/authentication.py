@@ -19,6 +19,10 @@ from gateway.tenants.sign_on.token_form import is_token
 
 # Of a query that may have a key.
 QUERY_FIELDS_MAX = 32
+PAGE_NEEDS_KEY = (
+    "no API key: callers here need none, but web pages do, and this request has `origin`, `referer` or "
+    "`sec-fetch-site`: send the header `Authorization: Bearer <key>`"
+)
 NAMED_HEADERS = "`x-goog-api-key`, or `Authorization: Bearer <key>`"
 
 Address: TypeAlias = IPv4Address | IPv6Address
@@ -70,6 +74,8 @@ class Authenticator:
             if context.certificate is not None and b"origin" not in context.by_name:
                 return context.identify(self._keyring.identify_certificate(context.certificate))
             if (tenant := self._tenant_of_place(context)) is not None:
+                if is_of_page(context):
+                    raise Unauthenticated(PAGE_NEEDS_KEY)
                 return context.identify(tenant)
             # Nothing was guessed: the caller needs the hint on how to send a key, however often it asks.
             return context.identify(self._keyring.identify(None))
@@ -84,12 +90,10 @@ class Authenticator:
     def _tenant_of_place(self, context: RequestContext) -> Tenant | None:
         """Return the tenant of a caller without a key, by its listener or its network; None elsewhere.
 
-        Operators and web pages need a key everywhere. Raises: TenantUnknown, QuotaUnavailable.
+        Operators need a key everywhere. Raises: TenantUnknown, QuotaUnavailable.
         """
         listener = context.listener
         if context.target.options.for_operators or not (listener or self._keyring.has_networks):
-            return None
-        if is_of_page(context):
             return None
         if listener is not None:
             return self._keyring.identify_listener(listener)
