@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from backends.openai.kind import COHERE
 from backends.torch.kind import ENGINE
 from gateway.config.problems import Problem
 from gateway.config.schema import (
@@ -16,6 +17,8 @@ from gateway.config.schema import (
 )
 from gateway.config.upstream_checks import FOREIGN
 
+# Beginning of the names of Cohere's rerankers.
+COHERE_RERANKERS = "rerank-"
 # For an operator who adds the first tenant to a file, and whose callers use the first key.
 NO_KEYS = (
     "they end the first key, and none has a key in this file: callers get 401 until they have one of "
@@ -37,6 +40,7 @@ def notes(config: Config) -> Iterator[Problem]:
     yield from ignored_keys(config)
     yield from _cache_notes(config)
     yield from _missing_keys(config)
+    yield from _uncounted_reranks(config)
     if lacks_keys(config):
         yield Problem("tenants", f"{NO_KEYS}; those that are stored are not read here")
     yield from keyless_notes(config)
@@ -108,6 +112,17 @@ def _missing_keys(config: Config) -> Iterator[Problem]:
             yield Problem(
                 f"upstreams.{name}.api_key",
                 "is empty: the vendor refuses requests without a key; write ${NAME}, which has to be set",
+            )
+
+
+def _uncounted_reranks(config: Config) -> Iterator[Problem]:
+    """Yield a note for each reranker of Cohere without a tokenizer, whose replies have no tokens."""
+    for name, upstream in config.upstreams.items():
+        reranks = upstream.task == "rerank" or (upstream.model or "").startswith(COHERE_RERANKERS)
+        if upstream.backend == COHERE.name and reranks and not upstream.tokenizer:
+            yield Problem(
+                f"upstreams.{name}.tokenizer",
+                "is missing: Cohere reports no tokens of a rerank, and a reranker without them does not join",
             )
 
 

@@ -12,9 +12,10 @@ import pytest
 
 from gateway.events import ReplicaChanged
 from gateway.upstreams.factory import server_of
-from tests.conftest import Boots, Running
+from tests.conftest import Boots
 from tests.fakes.bedrock import ACCESS_KEY, REGION, SECRET_KEY, FakeBedrock, wide_vector
 from tests.fakes.google import PROJECT, FakeGemini, FakeVertex, refusal, retry_info
+from tests.fakes.hooks import until
 from tests.fakes.huggingface import MODEL, FakeRouter
 from tests.fakes.server import FakeServer
 from tests.fakes.tei import score_of, vector_of
@@ -222,14 +223,9 @@ async def test_callers_learn_that_the_gateway_has_no_credentials(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     async with boot({}, served(*EMBEDDERS["titan"]), sockets=True) as gateway:
-        await asyncio.wait_for(_until_down(gateway), PATIENCE_S)
+        await until(lambda: any(isinstance(event, ReplicaChanged) for event in gateway.events))
         reply = await gateway.post("/v1/embeddings", {"model": "m", "input": TEXTS})
 
     assert 503 == reply.status_code
     assert "the gateway has no credentials for this model's upstream" in reply.text
     assert "AWS" not in reply.text
-
-
-async def _until_down(gateway: Running) -> None:
-    while (await gateway.client.get("/admin/status")).json()["replicas"][0]["state"] != "down":
-        await asyncio.sleep(0.01)

@@ -38,6 +38,7 @@ from backends.contract.errors import (
     CredentialRefused,
     InvalidWork,
     ModelNotLoaded,
+    ModelNotServed,
     ReplicaFailed,
     ReplicaOverloaded,
     ReplicaUnavailable,
@@ -476,7 +477,7 @@ async def test_missing_credentials_are_explained(
 INVOKE = RUNTIME.operation_model("InvokeModel")
 KINDS: dict[str, type[BackendError]] = {
     "AccessDeniedException": CredentialRefused,
-    "ResourceNotFoundException": ReplicaFailed,
+    "ResourceNotFoundException": ModelNotServed,
     "ThrottlingException": ReplicaOverloaded,
     "ModelTimeoutException": AttemptTimedOut,
     "InternalServerException": ReplicaFailed,

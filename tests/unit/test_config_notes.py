@@ -118,3 +118,21 @@ def test_a_vendor_without_credentials_is_noted(
     )
     assert expected == [note.partition("; ")[0] for note in found]
     assert not notes_of(tmp_path, f"upstreams: {{u: {{{settings}, api_key: '1'}}}}\n{models}", capsys)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_noted"),
+    [
+        ("model: rerank-v3.5", True),
+        ("model: a-name, task: rerank", True),
+        ("model: rerank-v3.5, tokenizer: org/model", False),
+        ("model: embed-v4.0", False),
+    ],
+)
+def test_a_reranker_of_cohere_that_cannot_join_is_noted(
+    settings: str, *, is_noted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"upstreams: {{u: {{backend: cohere, api_key: k, {settings}}}}}\nmodels: {{m: {{upstream: u}}}}\n"
+    found = notes_of(tmp_path, text, capsys)
+
+    assert is_noted == any("a reranker without them does not join" in note for note in found)
