@@ -256,7 +256,7 @@ def test_an_entry_of_a_cloud_without_its_identity_is_left_out(model: str, settin
     [
         (
             "bedrock/cohere.embed-v4:0",
-            ", aws_region_name: us-east-1, aws_access_key_id: hunter2, aws_secret_access_key: os.environ/MINE",
+            ", aws_region_name: us-east-1, aws_access_key_id: hunter2, aws_secret_access_key: os.environ/SK",
             {
                 "aws_access_key_id": "keys are not written here; set AWS_ACCESS_KEY_ID,",
                 "aws_secret_access_key": "keys are not written here; set AWS_SECRET_ACCESS_KEY,",
