@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from backends.contract import VENDOR_KEYS, KindSettings, ServerKind
+from backends.contract import VENDOR_KEYS, KindSettings, LiteLLMProvider, ServerKind
 
 GLOBAL = "global"
 
@@ -54,6 +54,7 @@ GEMINI = ServerKind(
     settings=GeminiSettings,
     provider="gcp.gemini",
     key_header="x-goog-api-key",
+    litellm={"gemini": LiteLLMProvider(key_variable="GEMINI_API_KEY")},
     keys=VENDOR_KEYS | {"gemini"},
 )
 VERTEX = ServerKind(

@@ -1,6 +1,6 @@
 """Facts about NVIDIA NIM that are known without its adapter."""
 
-from backends.contract import REMOTE_KEYS, Ask, KindSettings, LiteLLMProvider, ServerKind, listed_models
+from backends.contract import REMOTE_KEYS, Ask, KindSettings, ServerKind, listed_models
 
 # Hosts of NVIDIA's own NIMs, which are paid by use.
 EMBED_ADDRESS = "https://integrate.api.nvidia.com"
@@ -31,7 +31,6 @@ NIM = ServerKind(
     "backends.nim.adapter",
     settings=NimSettings,
     recognize=_recognize,
-    litellm={"nvidia_nim": LiteLLMProvider(EMBED_ADDRESS, "NVIDIA_NIM_API_KEY", suffix="/v1")},
     keys=REMOTE_KEYS | {"nim", "proxy", "extra_body", "task"},
     address_hint="a list of base URLs, http://host:port, or `nim: {hosted: true}` for NVIDIA's own",
 )

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from backends.contract import VENDOR_KEYS, KindSettings, LiteLLMProvider, ServerKind
+from backends.contract import VENDOR_KEYS, KindSettings, ServerKind
 
 VERSION = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -44,6 +44,5 @@ WATSONX = ServerKind(
     is_vendor=True,
     settings=WatsonxSettings,
     provider="ibm.watsonx.ai",
-    litellm={"watsonx": LiteLLMProvider(key_variable="WATSONX_APIKEY")},
     keys=VENDOR_KEYS | {"watsonx", "task"},
 )

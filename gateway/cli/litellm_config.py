@@ -13,28 +13,35 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec.yaml
 from rich.markup import escape
 
-from backends.azure.kind import AZURE as AZURE_KIND
-from backends.contract import ServerKind
-from backends.kinds import KINDS
 from backends.openai.kind import OPENAI
+from gateway.cli.litellm_providers import (
+    VARIABLE,
+    Entry,
+    NotServed,
+    References,
+    is_reference,
+    literal,
+    text_of,
+    upstream_of,
+    without_secret,
+)
 from gateway.cli.output import CleanConsole, write_document
 from gateway.config.money import TOKENS_OF_PRICE, token_price
 
 HEADING = "# Written by `gateway import litellm`; docs/configuration.md describes all keys.\n"
 LISTEN = "0.0.0.0:4000"
-REFERENCE = "os.environ/"
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# A user or password in front of a host.
-SECRET_ADDRESS = re.compile(r"^[^/?#]*//[^/?#]*@")
 POLICIES = {"least-busy": "least_tokens", "simple-shuffle": "round_robin"}
 MODES = {"embedding", "rerank"}
 # Names by which models without a `mode` are taken for models that embed or rank.
-SPECIALIZED = re.compile(r"embed|rerank|bge|gte|e5|minilm|mpnet|nomic|colbert|splade|arctic|jina")
+RANKS = re.compile(r"rerank|ranker")
+SPECIALIZED = re.compile(
+    rf"{RANKS.pattern}|embed|bge|gte|e5|minilm|mpnet|nomic|colbert|splade|arctic|jina|rtrvr"
+)
 INPUT_COST = "input_cost_per_token"
 # LiteLLM states costs in this currency.
 CURRENCY = "USD"
@@ -46,7 +53,6 @@ READ = {
         "api_base",
         "base_url",
         "api_key",
-        "api_version",
         "timeout",
         "weight",
         "order",
@@ -80,22 +86,16 @@ MASTER_KEY_WARNING = (
     "admin.keys has the SHA-256 of LiteLLM's master key, from which a chosen key can be "
     "guessed: keep the file private, and use a random key"
 )
-AZURE, AZURE_VERSION = "azure", "2024-10-21"
 # A part of a whole, as LiteLLM allows for weights, becomes a whole number.
 WEIGHT_SCALE = 100
 # As many hexadecimal digits as make 80 bits, and letters of which they have more with near certainty.
 RANDOM_LENGTH, RANDOM_LETTERS = 20, 8
 
 Found = TypeVar("Found")
-Params: TypeAlias = Mapping[str, Any]
 
 
 class Unreadable(Exception):
     """A file that is no configuration of LiteLLM, or has nothing for this gateway. For a person."""
-
-
-class NotServed(Exception):
-    """A provider whose API no backend speaks, or an entry without an address."""
 
 
 class Imported(NamedTuple):
@@ -108,28 +108,6 @@ class Imported(NamedTuple):
     left_out: list[str]
     variables: list[str]
     warnings: list[str]
-
-
-class References:
-    """Names of the variables that the result refers to, in order."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, None] = {}
-
-    def to(self, value: object, variable: str, form: str = "") -> str:
-        """Return a reference to LiteLLM's own variable, or to this one in place of a value in the file.
-
-        form: of the placeholder. Raises: NotServed if LiteLLM's has a name that no variable can have.
-        """
-        name = str(value).removeprefix(REFERENCE) if is_reference(value) else variable
-        if not VARIABLE.fullmatch(name):
-            raise NotServed(f"{REFERENCE}{name} names no variable")
-        self.names[name] = None
-        return f"${{{form}{name}}}"
-
-    def resolved(self, value: object) -> str:
-        """Return a value that is no secret, with a reference where LiteLLM has one. Raises: NotServed."""
-        return self.to(value, "") if is_reference(value) else literal(value)
 
 
 class Deployments:
@@ -186,6 +164,7 @@ class Models:
 
     def __init__(self, references: References) -> None:
         self.left_out: list[str] = []
+        self.warnings: list[str] = []
         self.upstreams: dict[str, dict[str, Any]] = {}
         self.by_name: dict[str, dict[str, Any]] = {}
         self._references = references
@@ -199,7 +178,8 @@ class Models:
             place = f"{place} ({name})"
             _check(name, kind, section_of(entry, "model_info").get("mode"))
             served = str(section_of(entry, "model_info").get("base_model") or kind)
-            settings = self._settings(place, name, kind, params)
+            reranks = _reranks(name, kind, section_of(entry, "model_info").get("mode"))
+            settings, read = self._settings(place, name, kind, params, reranks=reranks)
             price = self._price(place, params, section_of(entry, "model_info"))
             _check_price(price, self.by_name.get(name))
             self._join(name, served, settings, params)
@@ -208,21 +188,22 @@ class Models:
         except NotServed as error:
             self.left_out.append(f"{place}: {error}")
             return
-        plain = {key: value for key, value in params.items() if "cost_per" not in key}
+        plain = {key: value for key, value in params.items() if "cost_per" not in key and key not in read}
         self.left_out += unread(plain, "litellm_params", f"{place}.litellm_params")
 
-    def _settings(self, place: str, name: str, kind: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the upstream of one entry. Raises: NotServed."""
+    def _settings(
+        self, place: str, name: str, kind: str, params: Mapping[str, Any], *, reranks: bool
+    ) -> tuple[dict[str, Any], Collection[str]]:
+        """Return the upstream of one entry, and the names that only its provider has. Raises: NotServed."""
         provider, _, model = kind.partition("/") if "/" in kind else (OPENAI.name, "/", kind)
         base, key = params.get("api_base") or params.get("base_url"), params.get("api_key")
-        address = self._references.resolved(base) if base else None
-        if address is not None and SECRET_ADDRESS.match(address):
-            raise NotServed(
-                "its `api_base` has a user or password, which belongs into `api_key` or `headers`"
-            )
-        version = params.get("api_version")
-        params = {**params, "api_version": self._references.resolved(version) if version else None}
-        settings, variable = upstream_of(provider, literal(model), address, params)
+        address = without_secret(self._references.resolved(base)) if base else None
+        entry = Entry(provider, literal(model), address, params, reranks, self._references)
+        settings, variable, read, left_out, paths = upstream_of(entry)
+        self.left_out += [f"{place}.litellm_params.{key}: {reason}" for key, reason in left_out.items()]
+        self.warnings += [
+            f"{each} has to be the path of a file with the credentials, not their text" for each in paths
+        ]
         if key and not is_reference(key):
             variable = f"{re.sub(r'[^A-Z0-9]+', '_', name.upper()).strip('_')}_API_KEY"
             variable = variable if VARIABLE.fullmatch(variable) else f"MODEL_{variable}"
@@ -234,7 +215,7 @@ class Models:
                 settings["attempt_timeout_s"] = timeout_s
             else:
                 self.left_out.append(f"{place}.litellm_params.timeout: it is no positive number of seconds")
-        return settings
+        return settings, read
 
     def _price(self, place: str, params: Mapping[str, Any], info: Mapping[str, Any]) -> float | None:
         """Return the price of a million input tokens, None without one. What is not exact is reported."""
@@ -291,20 +272,8 @@ def import_litellm(text: str) -> Imported:
     for name in config.keys() - {"model_list"}:
         left_out += unread(config[name], name, name)
     text = HEADING + msgspec.yaml.encode(written).decode()
-    return Imported(text, sorted(left_out), list(references.names), [MASTER_KEY_WARNING] if key else [])
-
-
-def is_reference(value: object) -> bool:
-    """Return whether a value refers to a variable of the environment."""
-    return isinstance(value, str) and value.startswith(REFERENCE)
-
-
-def text_of(value: object) -> str:
-    """Return a value of YAML as text, empty for null. Raises: NotServed for a list or a mapping."""
-    if isinstance(value, dict | list):
-        # Its text may be endless where aliases repeat it.
-        raise NotServed("a list or a mapping is where a text belongs")
-    return "" if value is None else str(value)
+    warnings = [*models.warnings, *([MASTER_KEY_WARNING] if key else [])]
+    return Imported(text, sorted(left_out), list(references.names), warnings)
 
 
 def looks_random(key: str) -> bool:
@@ -312,11 +281,6 @@ def looks_random(key: str) -> bool:
     rest = key.removeprefix("sk-")
     kinds = any(letter.isalpha() for letter in rest) and any(letter.isdigit() for letter in rest)
     return kinds and len(rest) >= RANDOM_LENGTH and len(set(rest)) >= RANDOM_LETTERS
-
-
-def literal(value: object) -> str:
-    """Return a text that router.yaml does not take for a placeholder. Raises: NotServed."""
-    return text_of(value).replace("${", "$${")
 
 
 def is_duration(value: object) -> bool:
@@ -357,6 +321,11 @@ def _check(name: str, kind: str, mode: object) -> None:
         mode is not None or not SPECIALIZED.search(f"{name} {kind}".lower())
     ):
         raise NotServed("it neither embeds nor ranks, by its mode or its name")
+
+
+def _reranks(name: str, kind: str, mode: object) -> bool:
+    """Return whether an entry ranks, by its mode or its name."""
+    return mode == "rerank" or (mode is None and RANKS.search(f"{name} {kind}".lower()) is not None)
 
 
 def _check_price(price: float | None, known: Mapping[str, Any] | None) -> None:
@@ -440,55 +409,6 @@ def _whole(value: object) -> int | None:
 
 def _without_replicas(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key != "replicas"}
-
-
-class Provided(NamedTuple):
-    """Settings of an upstream, and the variable from which LiteLLM takes a key that is not written."""
-
-    settings: dict[str, Any]
-    key_variable: str | None
-
-
-def upstream_of(provider: str, model: str, base: str | None, params: Params) -> Provided:
-    """Return the upstream of a provider's model. base: `api_base`. Raises: NotServed."""
-    open_provider = OPENERS.get(provider)
-    if open_provider is None:
-        raise NotServed(f"no backend speaks the API of {provider!r}")
-    return open_provider(provider, model, base, params)
-
-
-def _azure(_: str, model: str, base: str | None, params: Params) -> Provided:
-    if base is None:
-        raise NotServed("it has no `api_base`")
-    version = params.get("api_version") or AZURE_VERSION
-    settings = {
-        "backend": AZURE_KIND.name,
-        "model": model,
-        "replicas": [base.rstrip("/")],
-        "azure": {"api_version": version},
-    }
-    return Provided(settings, "AZURE_API_KEY")
-
-
-def _served(kind: ServerKind, provider: str, model: str, base: str | None, _: Params) -> Provided:
-    known = kind.litellm[provider]
-    address = base or known.address
-    if address is None and kind.address is None:
-        raise NotServed("it has no `api_base`")
-    settings: dict[str, Any] = {"backend": kind.name}
-    if kind.is_multiple:
-        settings["model"] = model
-    if address is not None:
-        settings["replicas"] = [address.removesuffix(known.suffix)]
-    if kind.needs_tokenizer:
-        settings["tokenizer"] = model
-    return Provided(settings, known.key_variable)
-
-
-OPENERS: dict[str, Callable[[str, str, str | None, Params], Provided]] = {
-    AZURE: _azure,
-    **{name: partial(_served, kind) for kind in KINDS.values() for name in kind.litellm},
-}
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:

@@ -339,6 +339,63 @@ def test_tls_reaches_the_probes_the_service_and_prometheus() -> None:
     assert {"gateway": "https", "gateway-engines": "http"} == schemes
 
 
+KEYLESS: dict[str, Any] = {
+    "config": {
+        "grpc": {"listen": "0.0.0.0:9090"},
+        "listeners": [
+            {"address": "127.0.0.1:8091", "tenant": "a"},
+            {"address": "0.0.0.0:8092", "tenant": "a"},
+            {"address": "[::]:8093", "tenant": "b"},
+        ],
+        "tenants": {"a": {}, "b": {}},
+    }
+}
+LOCAL = [{"podSelector": {"matchLabels": {"app": "weaviate"}}}]
+
+
+def port_numbers(ports: list[dict[str, Any]]) -> list[int]:
+    """Return the numbers of the ports of a rule."""
+    return [port["port"] for port in ports]
+
+
+@pytest.mark.parametrize("allowed", [[], LOCAL])
+def test_further_listeners_have_ports_and_those_without_keys_a_service_of_their_own(
+    allowed: list[Any], tmp_path: Path
+) -> None:
+    more = {"service": {"type": "LoadBalancer"}, "networkPolicy": {"keyless": allowed}}
+    made = rendered(KEYLESS | more)
+    check_release(made, tmp_path)
+    whole = Bundle(made, {})
+    [container] = containers(whole.named("Deployment", "gateway"))
+    keyless = whole.named("Service", "gateway-keyless")["spec"]
+    [callers, *others] = whole.named("NetworkPolicy", "gateway")["spec"]["ingress"]
+
+    assert {"http": 8080, "operators": 8081, "grpc": 9090, "keyless-1": 8092, "keyless-2": 8093} == {
+        port["name"]: port["containerPort"] for port in container["ports"]
+    }
+    named = {port["name"] for port in container["ports"]}
+    assert {
+        port["targetPort"] for service in whole.of_kind("Service") for port in service["spec"]["ports"]
+    } <= (named | {"redis"})
+    assert [80, 9090] == port_numbers(whole.named("Service", "gateway")["spec"]["ports"])
+    assert ([8092, 8093], None) == (port_numbers(keyless["ports"]), keyless.get("type"))
+    assert [8080, 9090] == port_numbers(callers["ports"])
+    assert [rule["from"] for rule in others if 8092 in port_numbers(rule["ports"])] == (
+        [allowed] if allowed else []
+    )
+
+
+def test_without_further_listeners_no_port_is_open() -> None:
+    made = Bundle(rendered({"networkPolicy": {"keyless": LOCAL}}), {})
+    [container] = containers(made.named("Deployment", "gateway"))
+
+    assert ["http", "operators"] == [port["name"] for port in container["ports"]]
+    assert {"gateway", "gateway-operators", "gateway-engine", "gateway-redis"} == {
+        service["metadata"]["name"] for service in made.of_kind("Service")
+    }
+    assert "weaviate" not in str(made.of_kind("NetworkPolicy"))
+
+
 def test_a_gpu_changes_the_image_and_the_limits() -> None:
     pool = {"flavour": "cuda", "gpus": 2}
     [container] = containers(deployment({"pools": {"engine": pool}}, "gateway-engine"))

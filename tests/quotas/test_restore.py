@@ -6,12 +6,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from gateway.audit.query import AuditQuery
 from gateway.audit.records import AuditRecord
 from gateway.audit.trail import AuditTrail
 from gateway.config.schema import AuditSettings
+from gateway.quotas.stored_counts import Counter, is_current
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import key_digest
 from gateway.tenants.store import KEYS
@@ -163,7 +165,7 @@ async def test_what_was_exported_is_what_is_restored(boot: Boots, place: Place) 
 
 async def test_a_restore_is_recorded(boot: Boots, place: Place) -> None:
     await filled(boot, place)
-    await place.export()
+    exported = await place.export()
     place.empty()
     await place.restore()
     for object_ in ("tenant/acme", "key/k", *(("upstream/added", "model/more") if place.redis else ())):
@@ -171,7 +173,11 @@ async def test_a_restore_is_recorded(boot: Boots, place: Place) -> None:
         assert ("create", "command") == (record.action, record.actor_kind)
     [counted] = await place.records("usage/acme")
     assert "restore" == counted.action
-    assert {f"budget_per_month of {DAY[:8]}01", f"inputs_per_day of {DAY}"} < {
+    lines = [line for line in exported if line["record"] == "counter" and line["tenant"] == "acme"]
+    spent = [msgspec.convert(line, Counter) for line in lines]
+    assert {"budget_per_month", "inputs_per_day"} <= {counter.limit for counter in spent}
+    # A day or month that ended before the restore is not counted again.
+    assert {f"{counter.limit} of {counter.start}" for counter in spent if is_current(counter)} <= {
         change.field for change in counted.changes
     }
 

@@ -1,10 +1,14 @@
 """`gateway import litellm`: what is carried over, and that all else is reported."""
 
 import hashlib
+import json
+import re
 import stat
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import msgspec.yaml
 import pytest
 
 from gateway.cli.litellm_config import Unreadable, import_config, import_litellm
@@ -66,6 +70,246 @@ def test_each_provider_has_its_backend(model: str, more: str, backend: str, repl
     assert (backend, (replica,)) == (upstream.backend, upstream.replicas)
 
 
+@pytest.mark.parametrize(
+    ("model", "more", "expected"),
+    [
+        (
+            "bedrock/amazon.titan-embed-text-v2:0",
+            ", aws_region_name: eu-west-1, aws_profile_name: search",
+            {
+                "model": "amazon.titan-embed-text-v2:0",
+                "bedrock": {"region": "eu-west-1", "profile": "search"},
+            },
+        ),
+        (
+            "bedrock/us-west-2/cohere.embed-v4:0",
+            "",
+            {"model": "cohere.embed-v4:0", "bedrock": {"region": "us-west-2"}},
+        ),
+        (
+            "bedrock/arn:aws:bedrock:us-west-2::foundation-model/amazon.rerank-v1:0",
+            ", aws_bedrock_runtime_endpoint: 'https://vpce-1/'",
+            {
+                "model": "arn:aws:bedrock:us-west-2::foundation-model/amazon.rerank-v1:0",
+                "bedrock": {"region": "us-west-2"},
+                "replicas": ["https://vpce-1"],
+            },
+        ),
+        (
+            "bedrock/cohere.embed-v4",
+            ", model_id: 'arn:aws:bedrock:eu-west-3:1:application-inference-profile/x'",
+            {
+                "model": "arn:aws:bedrock:eu-west-3:1:application-inference-profile/x",
+                "bedrock": {"family": "cohere.embed-v4", "region": "eu-west-3"},
+            },
+        ),
+        (
+            "bedrock/cohere.embed-v4:0",
+            ", api_key: os.environ/AWS_BEARER_TOKEN_BEDROCK",
+            {
+                "model": "cohere.embed-v4:0",
+                "bedrock": {"region": "$AWS_REGION_NAME"},
+                "api_key": "$AWS_BEARER_TOKEN_BEDROCK",
+            },
+        ),
+        (
+            "vertex_ai/text-embedding-005",
+            ", vertex_project: p, vertex_location: europe-west4, vertex_credentials: /etc/google.json",
+            {
+                "model": "text-embedding-005",
+                "vertex": {"project": "p", "location": "europe-west4", "credentials": "/etc/google.json"},
+            },
+        ),
+        (
+            "vertex_ai/text-embedding-005",
+            "",
+            {
+                "model": "text-embedding-005",
+                "vertex": {"project": "$VERTEXAI_PROJECT", "location": "$VERTEXAI_LOCATION"},
+            },
+        ),
+        (
+            "vertex_ai/semantic-ranker-default@latest",
+            ", vertex_ai_project: p",
+            {"model": "semantic-ranker-default@latest", "vertex": {"project": "p"}},
+        ),
+        (
+            "gemini/gemini-embedding-001",
+            "",
+            {"model": "gemini-embedding-001", "api_key": "$GEMINI_API_KEY"},
+        ),
+        (
+            "gemini/gemini-embedding-001",
+            ", api_base: 'http://g/v1beta', api_key: os.environ/KEY",
+            {"model": "gemini-embedding-001", "replicas": ["http://g/v1beta"], "api_key": "$KEY"},
+        ),
+        (
+            "huggingface/BAAI/bge-m3",
+            "",
+            {"model": "BAAI/bge-m3", "api_key": "$HUGGINGFACE_API_KEY"},
+        ),
+        (
+            "huggingface/BAAI/bge-reranker-base",
+            "",
+            {
+                "model": "BAAI/bge-reranker-base",
+                "huggingface": {"task": "rerank"},
+                "api_key": "$HUGGINGFACE_API_KEY",
+            },
+        ),
+        (
+            "nvidia_nim/nvidia/nv-embedqa-e5-v5",
+            ", api_base: 'https://integrate.api.nvidia.com/v1'",
+            {"model": "nvidia/nv-embedqa-e5-v5", "nim": {"hosted": True}, "api_key": "$NVIDIA_NIM_API_KEY"},
+        ),
+        (
+            "nvidia_nim/nvidia/llama-3_2-nv-rerankqa-1b-v2",
+            "",
+            {
+                "model": "nvidia/llama-3.2-nv-rerankqa-1b-v2",
+                "task": "rerank",
+                "nim": {"hosted": True},
+                "api_key": "$NVIDIA_NIM_API_KEY",
+            },
+        ),
+        (
+            "nvidia_nim/ranking/nvidia/rerank-1b",
+            ", api_base: 'http://nim:8000/v1/'",
+            {"model": "nvidia/rerank-1b", "task": "rerank", "replicas": ["http://nim:8000"]},
+        ),
+        (
+            "watsonx/ibm/slate-30m-english-rtrvr",
+            ", api_base: 'https://eu-de.ml.cloud.ibm.com', project_id: p, api_version: '2024-03-13'",
+            {
+                "model": "ibm/slate-30m-english-rtrvr",
+                "watsonx": {"project_id": "p", "version": "2024-03-13"},
+                "replicas": ["https://eu-de.ml.cloud.ibm.com"],
+                "api_key": "$WATSONX_APIKEY",
+            },
+        ),
+        (
+            "watsonx/ibm/slate-30m-english-rtrvr",
+            ", region_name: eu-de, space_id: s, api_key: os.environ/IBM",
+            {
+                "model": "ibm/slate-30m-english-rtrvr",
+                "watsonx": {"region": "eu-de", "space_id": "s"},
+                "api_key": "$IBM",
+            },
+        ),
+        (
+            "watsonx/ibm/slate-30m-english-rtrvr",
+            ", region_name: eu-de",
+            {
+                "model": "ibm/slate-30m-english-rtrvr",
+                "watsonx": {"region": "eu-de", "project_id": "$WATSONX_PROJECT_ID"},
+                "api_key": "$WATSONX_APIKEY",
+            },
+        ),
+    ],
+)
+def test_clouds_have_their_settings(model: str, more: str, expected: dict[str, Any]) -> None:
+    found = import_litellm(one(model, more))
+    written = msgspec.yaml.decode(found.text)["upstreams"]["bge-embed"]
+    kind = {"vertex_ai": "vertex", "nvidia_nim": "nim"}.get(model.partition("/")[0], model.partition("/")[0])
+
+    assert [] == found.left_out
+    references = re.sub(r"\$([A-Z_]+)", r"${\1}", json.dumps({"backend": kind, **expected}))
+    assert json.loads(references) == written
+    # Values that the environment has.
+    environment = dict.fromkeys(found.variables, "us-east-1")
+    assert parse_config(found.text, environment, Path()).upstreams["bge-embed"].backend == kind
+
+
+@pytest.mark.parametrize(
+    ("model", "setting", "reason"),
+    [
+        (
+            "bedrock/cohere.embed-v4:0",
+            "aws_role_name: arn",
+            "`aws_role_name` cannot be carried over: a profile",
+        ),
+        ("bedrock/cohere.embed-v4:0", "aws_web_identity_token: hunter2", "`aws_web_identity_token` cannot"),
+        ("bedrock/async_invoke/cohere.embed-v4:0", "rpm: 1", "the route 'async_invoke'"),
+        ("bedrock/cohere.embed-v4:0", "aws_bedrock_runtime_endpoint: 'http://me:hunter2@h'", "has a user"),
+        ("vertex_ai/text-embedding-005", "api_key: hunter2", "takes credentials, and no key"),
+        ("vertex_ai/text-embedding-005", "api_base: 'http://h/models/x'", "the address of one model"),
+        ("vertex_ai/7493847", "vertex_project: p", "an endpoint of an own model"),
+        ("watsonx/ibm/embed", "project_id: p", "no `api_base`"),
+        ("watsonx/ibm/embed", "region_name: eu-de, token: hunter2", "a token ends"),
+        ("watsonx/ibm/embed", "region_name: eu-de, zen_api_key: hunter2", "`headers.authorization`"),
+        ("watsonx/deployment/embed", "region_name: eu-de", "deployments of watsonx"),
+    ],
+)
+def test_an_entry_of_a_cloud_without_its_identity_is_left_out(model: str, setting: str, reason: str) -> None:
+    first = "{model_name: first-embed, litellm_params: {model: openai/one}}"
+    entry = f"{{model_name: my-embed, litellm_params: {{model: '{model}', {setting}}}}}"
+    found = import_litellm(f"model_list: [{first}, {entry}]\n")
+
+    [line] = found.left_out
+    assert reason in line
+    assert line.startswith("model_list[1] (my-embed): ")
+    assert "hunter2" not in found.text + line
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "left_out"),
+    [
+        (
+            "bedrock/cohere.embed-v4:0",
+            ", aws_region_name: us-east-1, aws_access_key_id: hunter2, aws_secret_access_key: os.environ/SK",
+            {
+                "aws_access_key_id": "keys are not written here; set AWS_ACCESS_KEY_ID,",
+                "aws_secret_access_key": "keys are not written here; set AWS_SECRET_ACCESS_KEY,",
+            },
+        ),
+        (
+            "vertex_ai/text-embedding-005",
+            ', vertex_project: p, vertex_location: l, vertex_credentials: \'{"private_key": "secret"}\'',
+            {"vertex_credentials": "credentials are not written here; write them into a file"},
+        ),
+        (
+            "vertex_ai/text-embedding-005",
+            ", vertex_project: p, vertex_location: l, vertex_credentials: {private_key: hunter2}",
+            {"vertex_credentials": "credentials are not written here; write them into a file"},
+        ),
+        (
+            "watsonx/ibm/embed",
+            ", region_name: eu-de, project_id: p, space_id: s",
+            {"space_id": "`project_id` comes first"},
+        ),
+        ("openai/x", ", aws_region_name: us-east-1", {"aws_region_name": "it has no counterpart"}),
+    ],
+)
+def test_settings_of_clouds_that_stay_behind_are_reported(
+    model: str, more: str, left_out: dict[str, str]
+) -> None:
+    found = import_litellm(one(model, more))
+
+    assert [*left_out] == [line.partition(": ")[0].rpartition(".")[2] for line in found.left_out]
+    for line, reason in zip(found.left_out, left_out.values(), strict=True):
+        assert line.partition(": ")[2].startswith(reason)
+    assert "hunter2" not in found.text + "".join(found.left_out)
+
+
+def test_keys_of_aws_in_the_variables_of_aws_need_no_setting() -> None:
+    keys = ", ".join(
+        f"{name}: os.environ/{name.upper()}" for name in ("aws_access_key_id", "aws_secret_access_key")
+    )
+    found = import_litellm(one("bedrock/cohere.embed-v4:0", f", aws_region_name: us-east-1, {keys}"))
+
+    assert ([], ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]) == (found.left_out, found.variables)
+    assert "KEY" not in found.text
+
+
+def test_a_variable_of_googles_credentials_has_to_be_a_path() -> None:
+    more = ", vertex_project: p, vertex_location: l, vertex_credentials: os.environ/GOOGLE_FILE"
+    found = import_litellm(one("vertex_ai/text-embedding-005", more))
+
+    assert "credentials: ${GOOGLE_FILE}" in found.text
+    [warning] = found.warnings
+    assert "GOOGLE_FILE has to be the path of a file" in warning
+
+
 def test_keys_of_the_file_become_references_and_digests() -> None:
     text = one("openai/x", ", api_key: sk-secret") + f"general_settings: {{master_key: {RANDOM_KEY}}}\n"
 
@@ -116,7 +360,7 @@ def test_any_password_of_redis_is_part_of_a_url(written: str, password: str) -> 
             "neither embeds nor ranks",
         ),
         ("{model_name: '*', litellm_params: {model: 'openai/*'}}", "a pattern"),
-        ("{model_name: titan-embed, litellm_params: {model: bedrock/titan}}", "the API of 'bedrock'"),
+        ("{model_name: titan-embed, litellm_params: {model: sagemaker/titan}}", "the API of 'sagemaker'"),
         ("{model_name: my-bge, litellm_params: {model: hosted_vllm/bge}}", "no `api_base`"),
         ("{model_name: first-embed, litellm_params: {model: openai/other}}", "another model"),
         ("text", "no mapping"),

@@ -44,6 +44,23 @@
 {{- if or (ne (toString .router.listen) "0.0.0.0:8080") (ne (toString $admin) "0.0.0.0:8081") }}{{ fail (printf "%s: `listen` has to be 0.0.0.0:8080 and `admin.listen` 0.0.0.0:8081, the ports of the containers" .name) }}{{ end -}}
 {{- end }}
 
+{{/*
+Ports of a router.yaml besides those of `listen` and `admin.listen`, as YAML: `callers` need a key, and those at `keyless`
+do not. A loopback address is only for containers of the pod.
+*/}}
+{{- define "gateway.ports" -}}
+{{- $router := fromYaml . -}}
+{{- $callers := list -}}
+{{- with $router.grpc }}{{ $callers = append $callers (dict "name" "grpc" "port" (regexFind "[0-9]+$" .listen | int)) }}{{ end -}}
+{{- $keyless := list -}}
+{{- range $index, $listener := $router.listeners -}}
+{{- if not (regexMatch "^(127\\.|\\[::1\\]|localhost:)" $listener.address) -}}
+{{- $keyless = append $keyless (dict "name" (printf "keyless-%d" $index) "port" (regexFind "[0-9]+$" $listener.address | int)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml (dict "callers" $callers "keyless" $keyless) -}}
+{{- end }}
+
 {{/* router.yaml of an engine's pods: a list of the root and the pool. Only gateways call them. */}}
 {{- define "gateway.engineRouter" -}}
 {{- $pool := index . 1 -}}

@@ -16,7 +16,9 @@ const SOURCES = `
   export * from "./lib/format.ts";
   export { zoomOf } from "./lib/range.ts";
   export * from "./lib/samples/calls.ts";
+  export { fieldProblems } from "./lib/field-problems.ts";
   export { affectedOf } from "./pages/models/affected.tsx";
+  export { fieldsOf, formOf, settingsOf } from "./pages/upstreams/form.ts";
 `;
 const folder = mkdtempSync(join(tmpdir(), "console-"));
 const outfile = join(folder, "console.mjs");
@@ -28,7 +30,7 @@ await build({
   jsx: "automatic",
   jsxImportSource: "preact",
 });
-const { affectedOf, csvOf, embedCode, moment, rerankCode, zoomOf } = await import(outfile);
+const { affectedOf, csvOf, embedCode, fieldProblems, fieldsOf, formOf, moment, rerankCode, settingsOf, zoomOf } = await import(outfile);
 rmSync(folder, { recursive: true });
 
 test("a moment has one form in local time", () => {
@@ -69,4 +71,33 @@ test("the code of a call is that of the documentation", () => {
   assert.match(codes.Python, /from openai import OpenAI[^]*model="bge"[^]*dimensions=8[^]*extra_body=\{"late": True\}/);
   assert.match(codes.curl, /'http:\/\/gateway:8080\/v1\/embeddings'[^]*it'\\''s/);
   assert.match(rerankCode("rank", "q", ["d"]).Go, /"http:\/\/gateway:8080\/v1\/rerank"/);
+});
+
+test("the settings of an upstream become a form and settings again", () => {
+  const all = [
+    [{ backend: "bedrock", model: "cohere.embed-v4:0", bedrock: { region: "eu-west-1", input_type: { query: "x" } } }, ["bedrock.region", "model"]],
+    [{ backend: "openai", vendor: "mistral", api_key: "${UPSTREAM_KEY}", task: "embed" }, ["api_key", "task", "vendor"]],
+    [{ backend: "nim", nim: { hosted: true } }, ["nim.hosted"]],
+    [{ backend: "nim", nim: { hosted: false }, discover: "dns", replicas: ["http://a", "http://b"] }, ["discover", "replicas"]],
+    [{ backend: "watsonx", watsonx: { project_id: "p", input_tokens: 512 } }, ["watsonx.input_tokens", "watsonx.project_id"]],
+    [{ backend: "huggingface", huggingface: { task: "rerank" }, proxy: "none" }, ["huggingface.task"]],
+    [{ backend: "azure", azure: { entra: true } }, []],
+    [{ backend: "tei", when_unavailable: "refuse" }, []],
+  ];
+  for (const [settings, shown] of all) {
+    const form = formOf({ name: "a", settings, problem: null });
+    assert.deepEqual(Object.keys(form.values).sort(), shown);
+    assert.deepEqual(settingsOf(form), settings);
+  }
+});
+
+test("a field of a section is written next to the further settings", () => {
+  const form = { backend: "vertex", values: { "vertex.project": " p ", "bedrock.region": "eu-west-1" }, more: '{"vertex": {"input_type": {}}}' };
+  assert.deepEqual(settingsOf(form), { backend: "vertex", vertex: { input_type: {}, project: "p" } });
+});
+
+test("a problem of a section stands at its field", () => {
+  const message = "nothing has changed: upstreams.a.vertex.project: is missing; upstreams.a.vertex.input_type: is none; upstreams.a.limits.x: no limit";
+  const { fields } = fieldProblems({ status: 400, message }, "upstreams.a", fieldsOf("vertex").map(({ key }) => key));
+  assert.deepEqual([...fields], [["vertex.project", "is missing"], ["vertex", "is none"], ["limits", "no limit"]]);
 });

@@ -13,8 +13,8 @@ export interface FieldProblems {
 
 const NONE: FieldProblems = { fields: new Map(), other: null };
 
-// path: of the entry, such as upstreams.a.
-export function fieldProblems(problem: RequestError | null, path: string): FieldProblems {
+// path: of the entry, such as upstreams.a. nested: fields below a section, such as bedrock.region.
+export function fieldProblems(problem: RequestError | null, path: string, nested: string[] = []): FieldProblems {
   if (!problem || problem.isKeyMissing) return NONE;
   if (problem.status === 0 && problem.param) return { fields: new Map([[problem.param, problem.message]]), other: null };
   if (!problem.message.startsWith(START + path)) return { fields: new Map(), other: problem.message };
@@ -22,7 +22,8 @@ export function fieldProblems(problem: RequestError | null, path: string): Field
   // A message may contain "; " itself.
   for (const part of problem.message.slice(START.length).split(`; ${path}`)) {
     const text = part.startsWith(path) ? part.slice(path.length) : part;
-    const [, key = "", message = text] = /^(?:\.([^:[.]+)[^:]*)?: (.*)$/s.exec(text) ?? [];
+    const [, whole = "", message = text] = /^(?:\.([^:[]+)[^:]*)?: (.*)$/s.exec(text) ?? [];
+    const key = nested.includes(whole) ? whole : (whole.split(".")[0] ?? "");
     fields.set(key, fields.has(key) ? `${fields.get(key)}; ${message}` : message);
   }
   return { fields, other: null };

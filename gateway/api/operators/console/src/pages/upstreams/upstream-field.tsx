@@ -17,7 +17,7 @@ export function UpstreamField({ field, backend, value, error, onInput }: Upstrea
   if (field.kind === "check") {
     return (
       <div>
-        <Check label={described.label} checked={value !== ""} onChange={(on) => onInput(on ? "dns" : "")} />
+        <Check label={described.label} checked={value !== ""} onChange={(on) => onInput(on ? "on" : "")} />
         {error && (
           <p class="field-error" role="alert">
             {error}

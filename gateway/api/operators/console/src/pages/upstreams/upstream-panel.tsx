@@ -32,11 +32,11 @@ export function UpstreamPanel({ addition, onClose, onSaved }: UpstreamPanelProps
     const served = await putAddition("models", serve, { upstream: name });
     return { changes: [...report.changes, ...served.changes], needs_restart: [...report.needs_restart, ...served.needs_restart] };
   });
-  const problems = fieldProblems(save.problem, `upstreams.${name}`);
-  const served = fieldProblems(save.problem, `models.${serve}`);
-  const isServed = Boolean(serve) && served.fields.size > 0;
   const fields = fieldsOf(form.backend);
   const shown = fields.map(({ key }) => key);
+  const problems = fieldProblems(save.problem, `upstreams.${name}`, shown);
+  const served = fieldProblems(save.problem, `models.${serve}`);
+  const isServed = Boolean(serve) && served.fields.size > 0;
   const more = problems.fields.get("more") ?? unshown(problems, ["", "name", "backend", "more", ...shown]);
   const field = (isRare: boolean) =>
     fields
