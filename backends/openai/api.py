@@ -259,7 +259,7 @@ def decode_rerank(
 # --- errors, and the I/O
 
 
-# Codes and types of the error that a model does not exist: of OpenAI and its relatives, of Azure, and of Mistral.
+# Codes and types of the error that a model does not exist, of OpenAI, Azure and Mistral.
 NO_MODEL = frozenset({"model_not_found", "DeploymentNotFound", "invalid_model"})
 
 

@@ -189,7 +189,7 @@ def _leaf_problem(value: Any, kind: Any, path: str) -> Problem | None:
         if choices := _choices(kind):
             reason = f"{value!r} is not one of: {', '.join(choices)}"
             if isinstance(value, str) and (way_out := MISPLACED.get(path.rpartition(".")[2], {}).get(value)):
-                reason = f"{value!r} is none; write {way_out}"
+                reason = f"{value!r} is not one of these; write {way_out}"
             elif suggestion := did_you_mean(str(value), choices):
                 reason += f"; {suggestion.strip()}"
         reason = BOUND.sub(

@@ -769,12 +769,12 @@ models: {{bge: {{upstream: tei}}}}
         (
             "backend: mistral, model: m",
             "backend",
-            "'mistral' is none; write `backend: openai, vendor: mistral`",
+            "'mistral' is not one of these; write `backend: openai, vendor: mistral`",
         ),
         (
             "backend: openai, vendor: cohere, model: m",
             "vendor",
-            "'cohere' is none; write `backend: cohere` without `vendor`",
+            "'cohere' is not one of these; write `backend: cohere` without `vendor`",
         ),
         ("backend: openai, vendor: mistrall, model: m", "vendor", "did you mean 'mistral'?"),
         ("backend: nim, model: m, nim: {hosted: perhaps}", "nim.hosted", "expected true or false"),
