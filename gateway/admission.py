@@ -246,9 +246,7 @@ class Admission:
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
         """
         route = prepared.route
-        limits = tenant.limits + route.limits
-        if end_user is not None and tenant.end_user_limits:
-            limits += tuple([limit.for_end_user(end_user.name) for limit in tenant.end_user_limits])
+        limits = tenant.limits + route.limits + _end_user_limits(tenant, end_user)
         ask = QuotaRequest(
             id=self.new_id() if id_ is None else id_,
             tenant=tenant.name,
@@ -290,15 +288,50 @@ class Admission:
         request = QuotaRequest(
             self.new_id(), tenant.name, limits, least, LEASE_US, route.model, is_lower_bound=True
         )
+        statuses = (await self._try(request)).limit_statuses
+        room = route.price.tokens_within((status.limit, status.remaining) for status in statuses)
+        return TOKENS_MAX if room is None else room + least.tokens
+
+    async def check_sum(
+        self, tenant: Tenant, calls: Sequence[PreparedWork], end_user: EndUser | None = None
+    ) -> None:
+        """Refuse the calls of one request if they do not fit now together. It takes nothing from the limits.
+
+        Each is admitted by itself later, and one may be refused yet: others take from the limits, too.
+
+        Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
+        """
+        if self.shadow:
+            return
+        by_route: dict[str, list[PreparedWork]] = {}
+        for call in calls:
+            by_route.setdefault(call.route.model, []).append(call)
+        asks = [(tenant.limits + _end_user_limits(tenant, end_user), list(calls), end_user)]
+        asks += [(of_model[0].route.limits, of_model, None) for of_model in by_route.values()]
+        for limits, counted, user in asks:
+            if charged := _without_slots(limits):
+                await self._try(
+                    QuotaRequest(
+                        self.new_id(),
+                        tenant.name,
+                        charged,
+                        sum((call.cost for call in counted), NOTHING),
+                        LEASE_US,
+                        is_bound=any(call.input_tokens is None for call in counted),
+                        end_user=user,
+                        calls=len(counted),
+                    )
+                )
+
+    async def _try(self, request: QuotaRequest) -> Reservation:
+        """Reserve a cost and give it back. Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable."""
         try:
             reservation = await self.ledger.reserve(request)
         except GatewayError:
-            self.observe(QuotaDecided(tenant.name, "refused"))
+            self.observe(QuotaDecided(request.tenant, "refused"))
             raise
         self.ledger.settle(reservation, NOTHING)
-        statuses = reservation.limit_statuses
-        room = route.price.tokens_within((status.limit, status.remaining) for status in statuses)
-        return TOKENS_MAX if room is None else room + least.tokens
+        return reservation
 
     def new_id(self) -> str:
         """Return an id that is unique among all gateways, and cheap: a random prefix and a counter."""
@@ -385,6 +418,12 @@ class Charges:
     def _priced(self, least: Cost) -> Cost:
         """Return the least cost of a request with the least money that its tokens may cost."""
         return self._least_price().cost(least.tokens, least.inputs, least.images, least.requests)
+
+
+def _end_user_limits(tenant: Tenant, end_user: EndUser | None) -> tuple[Limit, ...]:
+    if end_user is None:
+        return ()
+    return tuple([limit.for_end_user(end_user.name) for limit in tenant.end_user_limits])
 
 
 def _of_requests(tenant: Tenant) -> list[Limit]:

@@ -33,7 +33,7 @@ from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError, NoReplica
 from gateway.events import CopyPurpose
-from gateway.prepare import Preparer
+from gateway.prepare import PreparedWork, Preparer
 from gateway.quotas.end_users import EndUser
 from gateway.quotas.limits import LimitStatus, Price
 from gateway.routing.pool import PROBED_WITHIN_S
@@ -160,8 +160,28 @@ class Gateway:
         model = serving.routes.known_name(name)
         return serving.groups.get(model) or serving.upstreams[serving.routes.upstream_of(model)]
 
-    async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
-        """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""
+    async def prepare(self, call: Call, caller: Caller) -> PreparedWork:
+        """Prepare one call of several before they are served, so that their sum is known.
+
+        Raises: the errors of `Routes.resolve` and `Preparer.prepare`.
+        """
+        serving, operation = self.serving, call.work.operation
+        caller.tenant.require_operation(operation)
+        route = serving.routes.resolve(caller.tenant, call.model, operation)
+        inputs = serving.upstreams[route.upstream].model_inputs
+        return await self._preparer.prepare(inputs, caller.tenant, route, call, _deadline(route, caller))
+
+    async def check_sum(self, caller: Caller, calls: Sequence[PreparedWork]) -> None:
+        """Refuse calls whose limits have no room for all of them. Raises: as `Admission.check_sum`."""
+        await self._admission.check_sum(caller.tenant, calls, caller.end_user)
+
+    async def serve(
+        self, call: Call, caller: Caller, timeline: Timeline, early: PreparedWork | None = None
+    ) -> Served:
+        """Resolve, prepare, admit and dispatch one call. early: the call as `prepare` returned it.
+
+        Raises: GatewayError.
+        """
         tenant, operation = caller.tenant, call.work.operation
         timeline.operation = operation.value
         tenant.require_operation(operation)
@@ -171,7 +191,7 @@ class Gateway:
         timeline.model = route.model
         timeline.lap("auth")
         group = serving.groups.get(route.model) or serving.upstreams[route.upstream]
-        return await self._pass(serving, group, route, call, caller, timeline)
+        return await self._pass(serving, group, route, call, caller, timeline, early=early)
 
     async def _pass(
         self,
@@ -182,10 +202,12 @@ class Gateway:
         caller: Caller,
         timeline: Timeline,
         copy: CopyPurpose | None = None,
+        early: PreparedWork | None = None,
     ) -> Served:
         """Take a call through all stages after its route. Raises: GatewayError.
 
-        copy: why it is a copy, whose grant is free and of which no copies are made; None for a call.
+        copy: why it is a copy, whose grant is free and of which no copies are made; None for a call. early:
+        as prepared before, which is used if the upstream is still the same.
         """
         tenant, deadline = caller.tenant, _deadline(route, caller)
         # A reload closes no upstream of the model while the call waits or moves.
@@ -193,7 +215,10 @@ class Gateway:
         try:
             route, names = await group.candidates(route, tenant.name, call, deadline)
             inputs = serving.upstreams[names[0]].model_inputs
-            prepared = await self._preparer.prepare(inputs, tenant, route, call, deadline)
+            if early is not None and early.route == route and early.capabilities is inputs.capabilities():
+                prepared = early
+            else:
+                prepared = await self._preparer.prepare(inputs, tenant, route, call, deadline)
             if copy is None:
                 grant = await self._admission.admit(
                     tenant, prepared, deadline, caller.reservation, caller.end_user

@@ -40,6 +40,8 @@ NO_CLIENT_CA = "needs `tls.client_ca`, the authority that signs clients' certifi
 NO_OPERATORS = "operators need a key"
 NO_NETWORK = "not an address or a network, such as 10.0.0.0/8"
 EVERY_ADDRESS = "is every address; for callers without a key from anywhere, `listeners` has a port of its own"
+# No caller has such an address: a listener on both protocols shows IPv4.
+MAPPED_IPV4 = IPv6Network("::ffff:0:0/96")
 # Keys that an attacker tries first. The empty one is the digest of a variable that was not set.
 GUESSABLE_KEYS = ("", "admin", "changeme", "password", "secret", "test")
 GUESSABLE_DIGESTS = frozenset("sha256:" + hashlib.sha256(key.encode()).hexdigest() for key in GUESSABLE_KEYS)
@@ -253,12 +255,22 @@ def _network_problem(
     if not is_network(written):
         return NO_NETWORK
     network = ip_network(written)
-    if network.prefixlen == 0:
+    mapped = _mapped(network)
+    if 0 in (network.prefixlen, mapped and mapped.prefixlen):
         return EVERY_ADDRESS
+    if mapped is not None:
+        return f"is IPv4 in the form of IPv6, which counts as IPv4: write {mapped}"
     if network in first_use:
         return f"is also {first_use[network]}"
     is_hidden = any(proxy.version == network.version and network.subnet_of(proxy) for proxy in proxies)  # type: ignore[arg-type]
     return "has no effect: all of it are `trusted_proxies`, which are no callers" if is_hidden else None
+
+
+def _mapped(network: Network) -> IPv4Network | None:
+    """Return the IPv4 network that a network of `::ffff:0:0/96` stands for, None for any other."""
+    if network.version == 4 or not network.subnet_of(MAPPED_IPV4):
+        return None
+    return IPv4Network((int(network.network_address) & 0xFFFFFFFF, network.prefixlen - MAPPED_IPV4.prefixlen))
 
 
 def named_limit_problems(limits: Mapping[str, LimitAmount], path: str) -> Iterator[Problem]:

@@ -54,7 +54,7 @@ class QuotaRequest(msgspec.Struct, frozen=True):
     spent. model: the name under which usage is recorded; without one, none is. key: id of the key that it is
     recorded for. end_user: that it is recorded for, too; None for none. shadow: count, but never refuse.
     is_bound: the tokens are an upper bound, not a count. is_lower_bound: the cost is the least that the call
-    can have.
+    can have. calls: of which the cost is the sum.
     """
 
     id: str
@@ -68,22 +68,24 @@ class QuotaRequest(msgspec.Struct, frozen=True):
     is_lower_bound: bool = False
     key: str = ""
     end_user: EndUser | None = None
+    calls: int = 1
 
     def text(self, limit: Limit) -> LimitText:
         """Return the words for one of its limits."""
         return LimitText(limit, self.tenant, self.cost.currency)
 
     def cost_text(self, limit: Limit) -> str:
-        """Describe the cost in the unit of a limit."""
+        """Describe what costs how much, in the unit of a limit."""
         bound: Bound = "lower" if self.is_lower_bound else "upper" if self.is_bound else None
-        return self.text(limit).cost(self.cost.of(limit.unit), bound)
+        subject = "this call" if self.calls == 1 else f"this request of {self.calls} calls"
+        return f"{subject} {self.text(limit).cost(self.cost.of(limit.unit), bound)}"
 
     def check_reachable(self) -> None:
         """Refuse at once a cost above a whole limit: it could never pass. Raises: RequestExceedsLimit."""
         for limit in self.limits:
             if self.cost.of(limit.unit) > limit.amount:
                 raise RequestExceedsLimit(
-                    f"this call {self.cost_text(limit)}, and {limit.name} is {self.text(limit).amount}: "
+                    f"{self.cost_text(limit)}, and {limit.name} is {self.text(limit).amount}: "
                     "it can never pass; send fewer or shorter inputs"
                 )
 
@@ -107,7 +109,7 @@ class QuotaRequest(msgspec.Struct, frozen=True):
         if exact_s > RETRY_AFTER_MAX_S:
             headers["x-should-retry"] = "false"
         return QuotaExceeded(
-            f"limit {text.name}: {remaining}this call {self.cost_text(limit)}; "
+            f"limit {text.name}: {remaining}{self.cost_text(limit)}; "
             f"{restart}try again in {format_duration(exact_s * SECOND_US)}",
             unit=limit.unit,
             calendar=calendar,

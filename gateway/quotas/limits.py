@@ -112,6 +112,11 @@ class Cost(msgspec.Struct, frozen=True):
         for unit in UNITS:
             msgspec.structs.force_setattr(self, unit, bounded_amount(self.of(unit), unit))
 
+    def __add__(self, other: "Cost") -> "Cost":
+        """Return the cost of both."""
+        sums = {unit: self.of(unit) + other.of(unit) for unit in UNITS}
+        return Cost(**sums, currency=self.currency or other.currency)
+
     def of(self, unit: Unit) -> int:
         """Return the amount of one unit."""
         amount: int = getattr(self, unit)

@@ -85,6 +85,11 @@ class Routes:
         self._operations_of = operations_of
         self._status_of = status_of
 
+    @property
+    def has_limits(self) -> bool:
+        """True if a model has limits for those who use it."""
+        return any(self.limits.values())
+
     def resolve(self, tenant: Tenant, name: str | None, operation: Operation) -> Route:
         """Return the route for a name, or for the operation's default model without one.
 

@@ -141,6 +141,11 @@ class Tenant(msgspec.Struct, frozen=True):
             return self
         return msgspec.structs.replace(self, limits=self.limits + self.batch_limits)
 
+    @property
+    def has_limits(self) -> bool:
+        """True if any limit of its own may count a call."""
+        return bool(self.limits or self.model_limits or self.end_user_limits)
+
     def may_use(self, model: str) -> bool:
         """Return True if this tenant may call the model of that name."""
         return self.models is None or model in self.models

@@ -22,15 +22,19 @@ NETWORKS = {"10.0.0.0/8": "office", "10.1.2.0/24": "lab", "2001:db8::/32": "six"
 PROXIES = ["10.0.0.1", "192.0.2.0/24"]
 
 
-def owner(peer: str, path: str = "/embed", version: str = "1.1", **headers: str) -> str | None:
+def owner(
+    peer: str, path: str = "/embed", version: str = "1.1", listen: str = "main", **headers: str
+) -> str | None:
     """Return the tenant that a request without a key has, None if it is refused."""
     try:
-        return tenant_of(peer, path, version, **headers)
+        return tenant_of(peer, path, version, listen, **headers)
     except Unauthenticated:
         return None
 
 
-def tenant_of(peer: str, path: str = "/embed", version: str = "1.1", **headers: str) -> str:
+def tenant_of(
+    peer: str, path: str = "/embed", version: str = "1.1", listen: str = "main", **headers: str
+) -> str:
     """Return the tenant that a request without a key has. Raises: Unauthenticated."""
     keyring = Keyring(TENANTS, None, networks=NETWORKS)
     authenticator = Authenticator(keyring, PROXIES)
@@ -39,6 +43,7 @@ def tenant_of(peer: str, path: str = "/embed", version: str = "1.1", **headers: 
     body = HeldBody(InFlight(0))
     context = RequestContext(ROUTES.parse(path), sent, address, body, lambda _: None, peer=peer)
     context.http_version = version
+    context.came_to_operators = listen == "admin"
     return authenticator.authenticate(context).name
 
 
@@ -115,6 +120,11 @@ def test_a_request_that_was_passed_on_or_has_a_wrong_key_is_refused(header: dict
     assert "office" == owner("10.9.9.9", authorization="", sec_fetch_site="none")
 
 
+@pytest.mark.parametrize("path", ["/embed", "/v1/models", "/ui", "/docs"])
+def test_no_network_counts_at_the_listener_of_operators(path: str) -> None:
+    assert owner("10.9.9.9", path, listen="admin") is None
+
+
 @pytest.mark.parametrize(
     "path", ["/admin/status", "/admin/keys", "/admin/nowhere", "/metrics", "/load", "/ui", "//admin/keys"]
 )
@@ -185,6 +195,7 @@ tenants:
   acme: {networks: [10.0.0.0/8, 10.1.2.3/8, "0.0.0.0/0", 192.0.2.128/25, 192.0.0.0/16]}
   other: {networks: [10.0.0.0/8, "::/0"]}
   operators: {networks: [10.2.0.0/16]}
+  mapped: {networks: ["::ffff:127.0.0.2", "::ffff:0:0/96", "::ffff:10.9.0.0/112"]}
 """
     )
     assert {
@@ -204,6 +215,11 @@ tenants:
             "is every address; for callers without a key from anywhere, `listeners` has a port of its own"
         ),
         "tenants.operators.networks": "operators need a key",
+        "tenants.mapped.networks[0]": "is IPv4 in the form of IPv6, which counts as IPv4: write 127.0.0.2/32",
+        "tenants.mapped.networks[1]": (
+            "is every address; for callers without a key from anywhere, `listeners` has a port of its own"
+        ),
+        "tenants.mapped.networks[2]": "is IPv4 in the form of IPv6, which counts as IPv4: write 10.9.0.0/16",
     } == {problem.path: problem.message for problem in problems_of(text)}
 
 

@@ -82,6 +82,11 @@ async def test_texts_of_several_parts_are_lines_of_one_text(boot: Boots) -> None
 
 
 TEXT = {"parts": [{"text": "a"}]}
+# Two spellings of a field, with two values.
+TWO_KINDS = {"inlineData": {"mimeType": "image/png", "mime_type": "audio/wav", "data": "AAAA"}}
+TWO_BLOBS = {**inline("image/png"), "inline_data": {"mimeType": "image/png", "data": "BBBB"}}
+TWO_FILES = {"fileData": {"fileUri": "https://a.example/a"}, "file_data": {"fileUri": "https://a.example/b"}}
+TWO_ADDRESSES = {"fileData": {"fileUri": "https://a.example/a", "file_uri": "https://a.example/b"}}
 EMBED, BATCH, COUNT = (f"/v1beta/models/bge:{method}" for method in METHODS)
 
 
@@ -98,6 +103,10 @@ EMBED, BATCH, COUNT = (f"/v1beta/models/bge:{method}" for method in METHODS)
         (EMBED, {"content": {"parts": [{}]}}, "without `text`"),
         (EMBED, {"content": {"parts": [{"text": "a", "inlineData": {"data": "AA=="}}]}}, "several of them"),
         (EMBED, {"content": {"parts": [{"inlineData": {"mimeType": "image/png"}}]}}, "data"),
+        (EMBED, {"content": {"parts": [TWO_KINDS]}}, "`mimeType` has two values"),
+        (EMBED, {"content": {"parts": [TWO_BLOBS]}}, "`inlineData` has two values"),
+        (EMBED, {"content": {"parts": [TWO_FILES]}}, "`fileData` has two values"),
+        (EMBED, {"content": {"parts": [TWO_ADDRESSES]}}, "`fileUri` has two values"),
         (EMBED, {"content": {"parts": [inline("video/mp4")]}}, "'video/mp4'"),
         (EMBED, {"content": {"parts": [inline("application/pdf")]}}, "'application/pdf'"),
         (EMBED, {"content": {"parts": [inline("image/png")]}}, "damaged"),

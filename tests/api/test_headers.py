@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backends.contract import EmbedReply, Operation, Truncate
@@ -296,6 +296,8 @@ def served(truncated: tuple[int, ...] | None) -> Served:
         ((0, 1, 2, 3, 7), "0-3,7"),
         ((5, 8, 9, 10, 2047), "5,8-10,2047"),
         (tuple(range(2048)), "0-2047"),
+        # More than a header holds.
+        (tuple(range(0, 32_768, 2)), "unknown"),
     ],
 )
 def test_truncated_inputs_are_written_as_ranges(
@@ -306,6 +308,7 @@ def test_truncated_inputs_are_written_as_ranges(
 
 @settings(max_examples=200, deadline=None)
 @given(st.sets(st.integers(0, 2047), min_size=1))
+@example({index for index in range(2048) if index % 3})
 def test_ranges_read_back_as_the_same_inputs(indices: set[int]) -> None:
     header = reply_headers(served(tuple(sorted(indices))))["x-truncated-inputs"]
 

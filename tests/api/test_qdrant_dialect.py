@@ -245,7 +245,7 @@ async def test_each_model_counts_as_one_request_in_quotas_and_usage(boot: Boots)
 
     assert (200, 429) == (served.status_code, refused.status_code)
     assert "0" == served.headers["x-ratelimit-remaining-requests"]
-    assert "20" == refused.headers["retry-after"]
+    assert "60" == refused.headers["retry-after"]
     assert "requests_per_minute" in bad_request_of(refused)
     tokens = {model: use["tokens"] for model, use in served.json()["usage"]["models"].items()}
     served_calls = [event for event in calls if event.status == 200 and event.inputs]
@@ -253,6 +253,73 @@ async def test_each_model_counts_as_one_request_in_quotas_and_usage(boot: Boots)
     assert 3 == len(served_calls)
     assert {model: (len(WORDS), count) for model, count in tokens.items()} == counted
     assert tokens == {row["model"]: row["tokens"] for row in usage["data"]}
+
+
+def option_sets(count: int, words: str = "a") -> Any:
+    """Return a body of so many calls of one model."""
+    return sent(*[text(words, "org/plain", dimensions=1 + index) for index in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("limits", "words", "cost"),
+    [
+        ("{requests_per_minute: 10}", "a", "costs 12 requests, and requests_per_minute is 10"),
+        ("{inputs_per_day: 11, requests_per_day: 100}", "a", "costs 12 inputs, and inputs_per_day is 11"),
+        (
+            "{tokens_per_minute: 50}",
+            "a b c",
+            "may cost up to 108 tokens, by its length, and tokens_per_minute is 50",
+        ),
+    ],
+)
+@pytest.mark.parametrize("of_model", [False, True])
+async def test_calls_that_together_can_never_pass_are_refused_before_the_first(
+    boot: Boots, limits: str, words: str, cost: str, of_model: bool
+) -> None:
+    own = limited(limits)
+    if of_model:
+        own = limited("{}", f", model_limits: {{org/plain: {limits}}}")
+        cost = cost.replace(", and ", ", and model org/plain ")
+    fakes = servers()
+    async with boot(fakes, own) as gateway:
+        before = len(fakes["other"].requests)
+        refused = await gateway.post("/qdrant", option_sets(12, words))
+        sent_on = len(fakes["other"].requests) - before
+        lone = await gateway.post("/qdrant", option_sets(1, words))
+
+    assert 400 == refused.status_code, refused.text
+    assert cost in bad_request_of(refused)
+    assert bad_request_of(refused).startswith("this request of 12 calls ")
+    assert "it can never pass" in bad_request_of(refused)
+    assert 0 == sent_on
+    assert 1 == len(embeddings_in(lone))
+
+
+async def test_calls_that_together_do_not_fit_now_take_nothing(boot: Boots) -> None:
+    ledger = MemoryLedger(lambda: 1_700_000_000_000_000)
+    fakes = servers()
+    async with boot(fakes, limited("{requests_per_minute: 6}"), ledger=ledger) as gateway:
+        first = await gateway.post("/qdrant", option_sets(4))
+        before = len(fakes["other"].requests)
+        refused = [await gateway.post("/qdrant", option_sets(3)) for _ in range(2)]
+        sent_on = len(fakes["other"].requests) - before
+        last = await gateway.post("/qdrant", option_sets(2))
+
+    assert [200, 429, 429, 200] == [each.status_code for each in (first, *refused, last)]
+    assert ["10", "10"] == [each.headers["retry-after"] for each in refused]
+    assert ["2", "2"] == [each.headers["x-ratelimit-remaining-requests"] for each in refused]
+    assert "this request of 3 calls costs 3 requests" in bad_request_of(refused[0])
+    assert 0 == sent_on
+    assert "0" == last.headers["x-ratelimit-remaining-requests"]
+
+
+async def test_each_models_own_limit_has_room_for_its_calls_alone(boot: Boots) -> None:
+    limits = ", model_limits: {org/plain: {requests_per_minute: 2}, dense: {requests_per_minute: 1}}"
+    body = sent(text("a"), text("a", "org/plain"), text("b", "org/plain", dimensions=2))
+    async with boot(servers(), limited("{requests_per_minute: 3}", limits)) as gateway:
+        served = await gateway.post("/qdrant", body)
+
+    assert 3 == len(embeddings_in(served))
 
 
 async def test_one_call_in_flight_is_enough_for_several_models(boot: Boots) -> None:
@@ -323,6 +390,37 @@ async def test_the_token_is_the_key(boot: Boots) -> None:
     assert "`token`" in bad_request_of(none)
     assert "sk-no" not in wrong.text
     assert 0 == held
+
+
+PLACE = """
+  place: {networks: [127.0.0.1], limits: {requests_per_day: %d}}
+"""
+
+
+@pytest.mark.parametrize("repeats", [1, 4000], ids=["small", "large"])
+async def test_a_token_counts_where_callers_need_no_key(boot: Boots, repeats: int) -> None:
+    inputs = [text("w " * repeats)] * (1 if repeats == 1 else 10)
+    async with boot(servers(), limited("{requests_per_day: 9}") + PLACE % 9) as gateway:
+        replies = [
+            await gateway.client.post("/qdrant", json=sent(*inputs, token=token), headers=NO_KEY)
+            for token in (KEY, "sk-no", None)
+        ]
+        held = gateway.application.in_flight.bytes
+        posts = [event for event in gateway.events if isinstance(event, CallFinished)]
+
+    assert [200, 401, 200] == [reply.status_code for reply in replies], [each.text[:99] for each in replies]
+    assert ["acme", None, "place"] == [event.tenant for event in posts if event.route == "/qdrant"]
+    assert 0 == held
+
+
+async def test_a_token_counts_where_the_limits_of_callers_without_a_key_are_spent(boot: Boots) -> None:
+    async with boot(servers(), limited("{requests_per_day: 9}") + PLACE % 1) as gateway:
+        replies = [
+            await gateway.client.post("/qdrant", json=sent(text("a"), token=token), headers=NO_KEY)
+            for token in (None, None, KEY)
+        ]
+
+    assert [200, 429, 200] == [reply.status_code for reply in replies]
 
 
 async def test_authorization_takes_precedence_over_the_token(boot: Boots) -> None:

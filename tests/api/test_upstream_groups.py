@@ -9,7 +9,7 @@ import pytest
 
 from gateway.events import UpstreamJudged, UpstreamTried
 from tests.conftest import KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, fail_with, respond_with, until
+from tests.fakes.hooks import RERANKER, Gate, fail_with, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei, assert_vectors
 
 UPSTREAMS = """
@@ -308,8 +308,12 @@ async def test_upstreams_that_contradict_each_other_are_refused(
     boot: Boots, settings: str, info: dict[str, Any], reason: str
 ) -> None:
     config = EVEN.replace("b: {", f"b: {{{settings}, ") if settings else EVEN
-    other = FakeTei(**info)
+    gate = Gate()
+    other = tei_with_hook(gate, **info)
     async with boot({"a": FakeTei(), "b": other}, config) as gateway:
+        # The first one to join says what the model is.
+        await until_standing(gateway, "a", "serving")
+        gate.opened.set()
         await until_standing(gateway, "b", "refused")
         assert reason in gateway.application.gateway.serving.groups["m"].judge.judgements["b"].reason
         assert_vectors(await embed(gateway, "x"), "x")

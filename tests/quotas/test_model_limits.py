@@ -127,3 +127,23 @@ async def test_retry_after_is_the_longest_wait(boot: Boots) -> None:
         of_tenant = (await calls(gateway, "free"))[0]
 
     assert ["60", "1"] == [reply.headers["retry-after"] for reply in (of_model, of_tenant)]
+
+
+async def test_calls_of_one_request_take_the_whole_of_a_limit_or_nothing(boot: Boots, store: str) -> None:
+    users = "end_users: {from: [x-end-user], log: plain}\n"
+    own = "], end_user_limits: {inputs_per_day: 5}, limits: {requests_per_day: 20}"
+
+    async def infer(count: int, user: str) -> httpx.Response:
+        inputs = [{"data": "a", "model": "bge", "options": {"dimensions": 1 + each}} for each in range(count)]
+        return await gateway.post("/qdrant", {"inputs": inputs}, x_end_user=user)
+
+    async with boot({"tei-0": FakeTei()}, users + config(store, own, "{requests_per_hour: 8}")) as gateway:
+        replies = [await infer(count, user) for count, user in [(3, "a"), (3, "a"), (2, "a"), (4, "b")]]
+        never, lone = await infer(6, "c"), await infer(1, "b")
+
+    assert [200, 429, 200, 429] == [reply.status_code for reply in replies], [each.text for each in replies]
+    assert "end user a inputs_per_day" in replies[1].json()["error"]
+    assert "model bge requests_per_hour (8): 3 are left" in replies[3].json()["error"]
+    assert (400, 200) == (never.status_code, lone.status_code)
+    assert "costs 6 inputs, and end user c inputs_per_day is 5" in never.json()["error"]
+    assert "2" == lone.headers["x-ratelimit-remaining-requests"]

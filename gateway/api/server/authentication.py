@@ -97,6 +97,8 @@ class Authenticator:
             return None
         if listener is not None:
             return self._keyring.identify_listener(listener)
+        if context.came_to_operators:
+            return None
         address = _parsed(context.address)
         # A proxy is no caller: a trusted one names its own, and what others name counts nothing.
         if address is None or self._trusts(address):

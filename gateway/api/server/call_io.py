@@ -122,6 +122,13 @@ class CallIO(HeldBody):
         if not self._claimed:
             raise Overloaded("your calls take all the connections that one tenant may; try again")
 
+    def leave_tenant(self) -> None:
+        """Return the held bytes and the connection, which counted as the tenant's."""
+        self.release()
+        if self._claimed and self._connection is not None:
+            self._claimed = False
+            self._connection.protocol.limit.release(self.tenant)
+
     def check_length(self, announced: str) -> None:
         """Check the body's size before any of it is read. announced: the header `content-length`.
 
@@ -281,10 +288,7 @@ class CallIO(HeldBody):
 
     def close(self) -> None:
         """Return the permit, the held bytes, and the connection."""
-        self.release()
-        if self._claimed and self._connection is not None:
-            self._claimed = False
-            self._connection.protocol.limit.release(self.tenant)
+        self.leave_tenant()
         if self._cancel is not None:
             self._in_flight.cancels.discard(self._cancel)
             self._in_flight.leave()

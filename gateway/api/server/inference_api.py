@@ -1,6 +1,6 @@
 """The part of the gateway that inference handlers use, and the headers of a successful reply."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from gateway.errors import (
 )
 from gateway.media.fetch import Fetcher
 from gateway.media.sources import Fetched
+from gateway.prepare import PreparedWork
 from gateway.quotas.limit_text import rate_limit_headers
 from gateway.quotas.limits import Cost
 from gateway.serve import Caller, Gateway, Served
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 # Of a body whose caller is not known before it is read.
 OPEN_BODY_BYTES_MAX = 64 * 1024
+# All ranges of 2,048 inputs fit. Some HTTP clients refuse a header of more than 8 KiB.
+RANGES_CHARACTERS_MAX = 6 * 1024
+LENGTH_DIGITS = len(str(OPEN_BODY_BYTES_MAX))
 # Refused without any work on the content.
 UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
 
@@ -100,23 +104,34 @@ class InferenceApi:
     async def read_keyed_body(self, context: HttpContext, least: Cost, field: str) -> bytes | bytearray:
         """Return the body of a request whose key may be in this field of it, after `admit_caller`.
 
-        Without a key in its head only a small body is read, and nothing of it but the key is looked at.
-        Raises: GatewayError.
+        Without a key in its head only a small body is read, and nothing of it but the key is looked at. A
+        larger one of a caller that needs no key is read for the tenant of its place. Raises: GatewayError.
         """
+        refusal = None
         try:
+            self.authenticator.authenticate(context)
+        except Unauthenticated as error:
+            refusal = error
+        if self.authenticator.key_of(context) is not None:
+            if refusal is not None:
+                raise refusal
             self.admit_caller(context, least)
-        except Unauthenticated as refusal:
-            if self.authenticator.key_of(context) is not None:
-                raise
+            return await context.io.read_body()
+        if is_open := refusal is not None or _is_small(context):
             body = await _read_open_body(context, field)
-            key = _key_in(body, field)
-            if key is None:
-                raise Unauthenticated(f"{refusal.message}, or the key as `{field}`") from None
+        else:
+            self.admit_caller(context, least)
+            body = await context.io.read_body()
+        if (key := _key_in(body, field)) is not None:
+            # What the place has counted until here is given back: the caller is not of it.
+            context.io.leave_tenant()
             context.take_key(key)
+        elif refusal is not None:
+            raise Unauthenticated(f"{refusal.message}, or the key as `{field}`") from None
+        if is_open or key is not None:
             self.admit_caller(context, least)
             context.io.hold(len(body))
-            return body
-        return await context.io.read_body()
+        return body
 
     def admit(self, context: RequestContext, least: Cost) -> Tenant:
         """Return the tenant of a request's key, unless one of its limits is known to be spent.
@@ -168,21 +183,54 @@ class InferenceApi:
             with suppress(QuotaExceeded, QuotaUnavailable):
                 await self.gateway.charges.charge_unfinished(context.tenant, least, is_callers_fault=True)
 
-    async def serve(self, context: RequestContext, call: Call, body: Any = None) -> Served:
-        """Run a decoded call through the gateway's stages. Raises: GatewayError.
+    async def prepare_all(
+        self,
+        context: RequestContext,
+        calls: Sequence[Call],
+        name_error: Callable[[GatewayError, int], None],
+    ) -> Sequence[PreparedWork | None]:
+        """Prepare the calls of one request, and refuse them if its limits have no room for all of them.
 
-        body: may have the field `user`.
+        Without limits none is prepared here. name_error: names the call of that index. Raises: GatewayError.
         """
+        caller = self._caller(context)
+        if not (caller.tenant.has_limits or self.gateway.routes.has_limits):
+            return [None] * len(calls)
+        is_bulk = b"x-priority" in context.by_name and context.is_bulk()
+        prepared: list[PreparedWork] = []
+        for index, call in enumerate(calls):
+            try:
+                prepared.append(await self.gateway.prepare(_as_bulk(call) if is_bulk else call, caller))
+            except GatewayError as error:
+                context.timeline.name(call.model, call.work.operation.value)
+                name_error(error, index)
+                raise
+        context.timeline.name(prepared[0].route.model, prepared[0].route.operation.value)
+        await self.gateway.check_sum(caller, prepared)
+        context.timeline.lap("quota")
+        return prepared
+
+    def _caller(self, context: RequestContext, body: Any = None) -> Caller:
+        """Return the sender of a request, for its calls. Raises: InvalidInput."""
         tenant = context.tenant or self.authenticator.authenticate(context)
         if self.end_users is not None:
             context.find_end_user(self.end_users, tenant, body)
-        if context.begin_call(call, tenant):
-            call = msgspec.structs.replace(call, bulk=True)
+        cache_mode = context.cache_mode() if b"cache-control" in context.by_name else "use"
+        return Caller(tenant, context.timeout_s(), cache_mode, context.reservation, context.end_user)
+
+    async def serve(
+        self, context: RequestContext, call: Call, body: Any = None, early: PreparedWork | None = None
+    ) -> Served:
+        """Run a decoded call through the gateway's stages. Raises: GatewayError.
+
+        body: may have the field `user`. early: the call as `prepare_all` returned it.
+        """
+        caller = self._caller(context, body)
+        if context.begin_call(call, caller.tenant):
+            call = _as_bulk(call)
         else:
             self.interactive_calls += 1
-        cache_mode = context.cache_mode() if b"cache-control" in context.by_name else "use"
-        caller = Caller(tenant, context.timeout_s(), cache_mode, context.reservation, context.end_user)
-        served = await self.gateway.serve(call, caller, context.timeline)
+        served = await self.gateway.serve(call, caller, context.timeline, early)
         tokens, cache = served.reply.tokens, self.gateway.cache
         price = served.route.price
         if served.cache is None:
@@ -294,6 +342,10 @@ class InferenceApi:
         return texts
 
 
+def _as_bulk(call: Call) -> Call:
+    return msgspec.structs.replace(call, bulk=True)
+
+
 async def _read_open_body(context: HttpContext, field: str) -> bytes | bytearray:
     """Return a small body, whose caller is not known yet. Raises: BodyTooLarge, GatewayFull."""
     io = context.io
@@ -309,6 +361,12 @@ async def _read_open_body(context: HttpContext, field: str) -> bytes | bytearray
     finally:
         # The bytes of a body are held for one tenant, which is known only later.
         io.release()
+
+
+def _is_small(context: HttpContext) -> bool:
+    """Return whether the head announces a body that is read before its caller is known."""
+    announced = context.header(b"content-length")
+    return announced.isdigit() and len(announced) <= LENGTH_DIGITS and int(announced) <= OPEN_BODY_BYTES_MAX
 
 
 def _key_in(body: bytes | bytearray, field: str) -> str | None:
@@ -380,11 +438,15 @@ def rows_of(indices: tuple[int, ...] | None, rows: Sequence[int] | None) -> tupl
 
 
 def _ranges(indices: tuple[int, ...] | None) -> str:
-    """Write indices as 0-3,7; each by itself, 2,048 of them exceed the header size of some clients."""
+    """Write indices as 0-3,7; each by itself, 2,048 of them exceed the header size of some clients.
+
+    More than fit into one header are unknown to the caller.
+    """
     if indices is None:
         return "unknown"
     ranges = []
     for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):
         members = [index for _, index in run]
         ranges.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
-    return ",".join(ranges)
+    text = ",".join(ranges)
+    return text if len(text) <= RANGES_CHARACTERS_MAX else "unknown"

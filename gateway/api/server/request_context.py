@@ -59,8 +59,9 @@ class RequestContext:
 
     target: of its path. headers: as sent, names in lower case; the metadata of an RPC. address: of the
     client, behind trusted proxies; empty for a line of a job. peer: address of the connection's other end.
-    listener: that it came to, if a caller without a key is a tenant there. body: counts its bytes. observe:
-    takes its one event. by_name: the last value of each header. dialect: whose errors the caller reads; on a
+    listener: that it came to, if a caller without a key is a tenant there. came_to_operators: to
+    `admin.listen` or `manager.listen`, if there is one. body: counts its bytes. observe: takes its one event.
+    by_name: the last value of each header. dialect: whose errors the caller reads; on a
     path that dialects share, the body decides it. model: named outside the body, in the path or the metadata.
     rows: of the texts of an Arrow stream (`api/wire/arrow.py`), None for any other body. certificate: of the
     client, verified; None if it has shown none. tenant: of its key or certificate, once that is known.
@@ -75,6 +76,7 @@ class RequestContext:
     http_version = ""
     query = b""
     listener: ListenerSettings | None = None
+    came_to_operators = False
     rows: Any = None
     ignored_fields = ""
     reservation: str | None = None
@@ -189,8 +191,9 @@ class RequestContext:
         self.model = model
 
     def take_key(self, key: str) -> None:
-        """Take the key that the body contains."""
+        """Take the key that the body contains, in place of a caller without a key."""
         self.body_key = key
+        self.tenant = self.tenant_name = self.key_id = None
 
     def use_dialect(self, dialect: Any) -> None:
         """Report errors in the dialect that the body belongs to."""
@@ -300,8 +303,7 @@ class RequestContext:
 class HttpContext(RequestContext):
     """One HTTP request.
 
-    io: its connection, which is its `body` too. query: of its URL. came_to_operators: to `admin.listen` or
-    `manager.listen`, where operators have a listener of their own.
+    io: its connection, which is its `body` too. query: of its URL.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import RequestContext
 from gateway.calls import Call
 from gateway.errors import GatewayError
+from gateway.prepare import PreparedWork
 from gateway.serve import Served
 from gateway.tenants.keyring import Tenant
 
@@ -31,19 +32,20 @@ async def serve_parts(
 ) -> list[Served]:
     """Run calls through the gateway's stages, at most `parallel` at once, and return what each served.
 
-    The first that fails ends the others. The calls of one model are one event, as those of a request are.
+    None is sent unless the limits have room for all of them. The first that fails ends the others. The calls
+    of one model are one event, as those of a request are.
     name_error: names the part of the request that an error is about. Raises: GatewayError.
     """
     tenant = context.tenant
     free = asyncio.Semaphore(parallel if tenant is None else _at_once(tenant, parallel))
     contexts = _contexts_by_model(context, parts)
 
-    async def serve(part: CallPart) -> Served:
+    async def serve(part: CallPart, prepared: PreparedWork | None) -> Served:
         of_model = contexts[part.call.model]
         async with free:
             own = of_model if len(parts) == 1 else of_model.part()
             try:
-                served = await api.serve(own, part.call)
+                served = await api.serve(own, part.call, early=prepared)
             except GatewayError as error:
                 context.timeline.name(own.timeline.model, own.timeline.operation)
                 name_error(error, part)
@@ -53,7 +55,8 @@ async def serve_parts(
         return served
 
     context.timeline.lap("parse")
-    tasks = [asyncio.ensure_future(serve(part)) for part in parts]
+    early = await _prepare(api, context, parts, name_error)
+    tasks = [asyncio.ensure_future(serve(*pair)) for pair in zip(parts, early, strict=True)]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -65,6 +68,19 @@ async def serve_parts(
         for other in contexts.values():
             if other is not context and other.inputs:
                 other.finish(OK)
+
+
+async def _prepare(
+    api: InferenceApi,
+    context: RequestContext,
+    parts: Sequence[CallPart],
+    name_error: Callable[[GatewayError, CallPart], None],
+) -> Sequence[PreparedWork | None]:
+    """Return the work of several calls, for all of which the limits have room now. Raises: GatewayError."""
+    if len(parts) == 1:
+        return [None]
+    calls = [part.call for part in parts]
+    return await api.prepare_all(context, calls, lambda error, index: name_error(error, parts[index]))
 
 
 def _contexts_by_model(

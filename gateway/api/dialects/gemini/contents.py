@@ -4,6 +4,7 @@ Source: Gemini API v1beta, Content and Part; google-genai 3.4.0, which sends byt
 of URLs; LiteLLM, which writes names in snake case.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -67,9 +68,18 @@ class GeminiContent(msgspec.Struct):
         return parts[0]
 
 
+def one_of(values: Sequence[Any], field: str) -> Any:
+    """Return the value of a field that has several spellings. Raises: InvalidInput if they differ."""
+    given = [value for value in values if value is not None and value != ""]
+    if any(value != given[0] for value in given):
+        raise InvalidInput(f"`{field}` has two values; send one of them", param=field)
+    return given[0] if given else None
+
+
 def _source_of(part: GeminiPart, index: int) -> SourcePart:
     """Return one part. index: of its content. Raises: InvalidInput."""
-    blob, file = part.inline_data or part.inline_data_snake, part.file_data or part.file_data_snake
+    blob: GeminiBlob | None = one_of((part.inline_data, part.inline_data_snake), "inlineData")
+    file: GeminiFile | None = one_of((part.file_data, part.file_data_snake), "fileData")
     if sum(each is not None for each in (part.text, blob, file)) != 1:
         raise InvalidInput(
             f"content {index} has a part without `text`, `inlineData` or `fileData`, or with several of them",
@@ -79,8 +89,8 @@ def _source_of(part: GeminiPart, index: int) -> SourcePart:
         return part.text
     medium = blob or file
     assert medium is not None
-    kind = medium.mime_type or medium.mime_type_snake
-    source = blob.data if blob is not None else medium.uri or medium.uri_snake  # type: ignore[union-attr]
+    kind = one_of((medium.mime_type, medium.mime_type_snake), "mimeType") or ""
+    source = blob.data if blob is not None else one_of((medium.uri, medium.uri_snake), "fileUri") or ""  # type: ignore[union-attr]
     if kind.startswith("image/"):
         return PictureSource(source)
     if kind.startswith("audio/"):

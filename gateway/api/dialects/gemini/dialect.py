@@ -15,7 +15,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from backends.contract import EmbedReply, Operation, Tokenize, TokenizeReply
-from gateway.api.dialects.gemini.contents import GeminiContent
+from gateway.api.dialects.gemini.contents import GeminiContent, one_of
 from gateway.api.document.fields import CUT, QUERY, REFUSED, TEXTS
 from gateway.api.server.body import ModelName
 from gateway.api.server.call_io import Scope
@@ -250,18 +250,10 @@ def options_of(request: EmbedContentRequest, name: str) -> Options:
         request.output_dimensionality_snake,
         config.output_dimensionality,
     )
-    task: TaskType | None = _one_of(tasks, "taskType")
+    task: TaskType | None = one_of(tasks, "taskType")
     return Options(
-        task or "TASK_TYPE_UNSPECIFIED", _one_of(widths, "outputDimensionality") or None, config.auto_truncate
+        task or "TASK_TYPE_UNSPECIFIED", one_of(widths, "outputDimensionality") or None, config.auto_truncate
     )
-
-
-def _one_of(values: Sequence[Any], field: str) -> Any:
-    """Return the value of an option that has several spellings. Raises: InvalidInput if they differ."""
-    distinct = {value for value in values if value is not None}
-    if len(distinct) > 1:
-        raise InvalidInput(f"`{field}` has two values; send one of them", param=field)
-    return next(iter(distinct), None)
 
 
 def decode_count(data: CountTokensRequest, name: str, api: InferenceApi) -> Call:
