@@ -5,16 +5,25 @@ and the command line of Azure. It blocks, so that tokens are fetched in a thread
 """
 
 import asyncio
+import os
 import time
 from typing import Any
 
 from backends.contract import ReplicaSpec
 from backends.contract.errors import CredentialRefused, ModelUnavailable
-from backends.http.credentials import AccessToken, BearerToken, TokenSource
+from backends.http.credentials import AccessToken, BearerToken, TokenSource, without_secrets
 from backends.http.egress import proxy_of
 
 SCOPE = "https://cognitiveservices.azure.com/.default"
 AUTHORITY = "https://login.microsoftonline.com"
+# Whose values the chain sends.
+SECRET_VARIABLES = (
+    "AZURE_CLIENT_SECRET",
+    "AZURE_CLIENT_CERTIFICATE_PASSWORD",
+    "AZURE_PASSWORD",
+    "IDENTITY_HEADER",
+    "MSI_SECRET",
+)
 
 
 def entra_token(spec: ReplicaSpec) -> BearerToken:
@@ -39,7 +48,9 @@ def entra_token(spec: ReplicaSpec) -> BearerToken:
             token = kept[0].get_token(SCOPE)
         except ClientAuthenticationError as error:
             message = "Microsoft Entra ID gives no access token for the gateway's identity"
-            raise CredentialRefused(message).with_facts(detail=str(error)) from error
+            secrets = [os.environ.get(name, "") for name in SECRET_VARIABLES]
+            words = without_secrets(str(error).encode(), secrets).decode()
+            raise CredentialRefused(message).with_facts(detail=words) from error
         return AccessToken(token.token, max(1.0, token.expires_on - time.time()))
 
     async def fetch_in_thread() -> AccessToken:

@@ -331,16 +331,19 @@ class TokenServer:
             options={"verify_aud": False, "verify_iat": False},
         )
         assert "https://www.googleapis.com/auth/cloud-platform" == claims["scope"]
+        if not self.tokens:
+            words = {"error": "invalid_grant", "error_description": f"was sent {form}"}
+            await respond(send, 400, words)
+            return
         self.given.append(self.tokens.pop(0))
         reply = {"access_token": self.given[-1], "expires_in": 3600, "token_type": "Bearer"}
-        await send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": [(b"content-type", b"application/json")],
-            }
-        )
-        await send({"type": "http.response.body", "body": json.dumps(reply).encode()})
+        await respond(send, 200, reply)
+
+
+async def respond(send: Any, status: int, reply: Any) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(reply).encode()})
 
 
 @contextmanager
@@ -384,6 +387,41 @@ async def test_refused_token_is_fetched_again(vertex: OpensVertex, tmp_path: Pat
         await backend.aclose()
 
     assert 2 == len(server.given)
+
+
+async def test_words_of_googles_token_service_are_shown_without_the_assertion(
+    vertex: OpensVertex, tmp_path: Path
+) -> None:
+    with service_account(tmp_path) as (file, _):
+        backend, _ = vertex(TEXT, None, credentials=file)
+        with pytest.raises(CredentialRefused) as caught:
+            await backend.describe(5.0)
+        await backend.aclose()
+
+    assert "was sent" in caught.value.explanation
+    assert re.search(r"[\w-]+\.[\w-]+\.[\w-]{20,}", caught.value.explanation) is None
+
+
+async def test_a_refresh_token_of_the_machine_is_hidden(
+    vertex: OpensVertex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def echo(_: Any, receive: Any, send: Any) -> None:
+        form = parse_qs((await receive())["body"].decode())
+        await respond(send, 400, {"error": "invalid_grant", "error_description": f"was sent {form}"})
+
+    secrets = {"client_secret": "a-client-secret", "refresh_token": "a-refresh-token"}
+    file = tmp_path / "default.json"
+    file.write_text(json.dumps({"type": "authorized_user", "client_id": "i", **secrets}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    with serve_in_thread(echo) as url:
+        monkeypatch.setattr("google.oauth2.credentials._GOOGLE_OAUTH2_TOKEN_ENDPOINT", f"{url}/token")
+        backend, _ = vertex(TEXT, None)
+        with pytest.raises(CredentialRefused) as caught:
+            await backend.describe(5.0)
+        await backend.aclose()
+
+    assert "was sent" in caught.value.explanation
+    assert not [secret for secret in secrets.values() if secret in caught.value.explanation]
 
 
 async def test_default_credentials_are_those_of_the_machine(
