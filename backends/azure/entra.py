@@ -5,6 +5,7 @@ and the command line of Azure. It blocks, so that tokens are fetched in a thread
 """
 
 import asyncio
+import logging
 import os
 import time
 from typing import Any
@@ -38,6 +39,8 @@ def entra_token(spec: ReplicaSpec) -> BearerToken:
         from azure.identity import DefaultAzureCredential
     except ImportError as error:
         raise ModelUnavailable("`azure.entra` needs the extra `azure`") from error
+    # Its warnings have the words of the identity service, and requests.
+    logging.getLogger("azure").setLevel(logging.ERROR)
     options = _options(spec)
     kept: list[DefaultAzureCredential] = []
 

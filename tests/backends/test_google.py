@@ -218,6 +218,37 @@ async def test_vertex_counts_and_reports_cuts(vertex: OpensVertex, model: str) -
         await backend.run(Embed((LONG * 999,), truncate=Truncate.LEFT), 5.0)
 
 
+@pytest.mark.parametrize(
+    ("model", "work", "count"),
+    [
+        (NEW, EmbedParts((("a", PICTURE),)), 1e30),
+        (NEW, EmbedParts((("a", PICTURE),)), 8193),
+        (NEW, EmbedParts((("a", PICTURE),)), -1),
+        (NEW, Embed(("a",)), 1e30),
+        (NEW, Embed(("a",)), 10**9),
+        (FIRST, Embed(("a",)), 2049),
+        (TEXT, Embed(("a",)), 1e30),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+async def test_token_counts_that_cannot_be_are_refused(
+    vertex: OpensVertex, model: str, work: Embed | EmbedParts, count: float
+) -> None:
+    backend, server = vertex(model)
+    await backend.describe(5.0)
+    server.token_count = count
+    with pytest.raises(ReplicaFailed, match="tokens for 1 inputs"):
+        await backend.run(work, 5.0)
+
+
+async def test_counts_of_a_whole_input_that_was_cut_are_taken(vertex: OpensVertex) -> None:
+    backend, server = vertex(FIRST)
+    await backend.describe(5.0)
+    server.token_count = 2100
+    reply = await backend.run(Embed(("w " * 1500,), truncate=Truncate.RIGHT), 5.0)
+    assert (2100, (0,)) == (reply.tokens, reply.truncated)
+
+
 async def test_bodies_of_vertex(vertex: OpensVertex) -> None:
     backend, server = vertex(TEXT)
     await backend.describe(5.0)
