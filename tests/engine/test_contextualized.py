@@ -15,8 +15,8 @@ from backends.contract import ChunkSize, EmbedChunks, EmbedChunksReply
 from backends.contract.errors import InvalidWork
 from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import load
-from gateway.api.dialects.voyage.contextualized import encode_documents
-from gateway.api.server.encoding import Encoding, quantize
+from gateway.api.dialects.voyage.contextualized import pieces_of
+from gateway.api.server.encoding import Encoding, joined, quantize
 from tests.conftest import Boots, Running
 from tests.engine.checkpoints import ENCODERS, make_encoder, make_sentence_model
 from tests.engine.conftest import Engines
@@ -279,11 +279,12 @@ async def test_other_callbacks_run_while_a_large_reply_is_written() -> None:
     counts = (10, 2000, 990)
     reply = EmbedChunksReply(vectors, counts, 3000)
     counting = asyncio.create_task(count())
-    encoded = await encode_documents(reply, [["a"] * each for each in counts], Encoding(("float",)))
+    texts = [["a"] * each for each in counts]
+    encoded = await joined(pieces_of(reply, texts, Encoding(("float",)), {"model": "m"}))
     counting.cancel()
 
     assert 3000 // 256 <= rounds
-    documents = msgspec.json.decode(encoded)
+    documents = msgspec.json.decode(encoded)["data"]
     assert [0, 1, 2] == [item["index"] for item in documents]
     for item, each in zip(documents, counts, strict=True):
         assert list(range(each)) == [chunk["index"] for chunk in item["data"]]

@@ -72,14 +72,14 @@ def json_bytes(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-async def json_each(values: Iterable[Any]) -> list[bytes]:
-    """Encode each value as `json_bytes` does; other callbacks of the event loop run between them."""
-    encoded = []
-    for value in values:
-        encoded.append(json_bytes(value))
-        if len(encoded) % VECTORS_AT_ONCE == 0:
+async def joined(pieces: Iterable[bytes]) -> memoryview:
+    """Join pieces as they are made; other callbacks of the event loop run between them."""
+    whole = bytearray()
+    for count, piece in enumerate(pieces, 1):
+        whole += piece
+        if count % VECTORS_AT_ONCE == 0:
             await asyncio.sleep(0)
-    return encoded
+    return memoryview(whole)
 
 
 def msgpack_bytes(value: Any) -> bytes:

@@ -33,7 +33,7 @@ from gateway.api.document.fields import CUT, QUERY, TEXTS
 from gateway.api.document.fields import MEANINGS as SHARED
 from gateway.api.server.body_bounds import too_many_inputs
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import json_bytes, json_each
+from gateway.api.server.encoding import joined, json_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import ErrorFormat
 from gateway.api.server.inference_api import InferenceApi, joined_headers
@@ -288,7 +288,9 @@ async def infer(request: Request[QdrantRequest]) -> HttpReply:
     return HttpReply(body, headers | {"server-timing": timeline.server_timing()})
 
 
-async def encode(items: Sequence[QdrantInput], parts: Sequence[CallPart], found: Sequence[Served]) -> bytes:
+async def encode(
+    items: Sequence[QdrantInput], parts: Sequence[CallPart], found: Sequence[Served]
+) -> memoryview:
     """Return the reply as JSON. Other callbacks of the event loop run between its vectors.
 
     Raises: InvalidInput.
@@ -305,9 +307,16 @@ async def encode(items: Sequence[QdrantInput], parts: Sequence[CallPart], found:
         tokens[first.model] = tokens.get(first.model, 0) + reply.tokens
         for row, vector in zip(part.rows, vectors_of(reply, first.options or NO_OPTIONS), strict=True):
             embeddings[row] = vector
-    pieces = await json_each(embeddings)
     usage = json_bytes({"models": {model: {"tokens": count} for model, count in tokens.items()}})
-    return b'{"embeddings":[' + b",".join(pieces) + b'],"usage":' + usage + b"}"
+    return await joined(_pieces(embeddings, usage))
+
+
+def _pieces(embeddings: Sequence[Any], usage: bytes) -> Iterator[bytes]:
+    """Yield the JSON of a reply, a vector at a time."""
+    yield b'{"embeddings":['
+    for index, vector in enumerate(embeddings):
+        yield (b"," if index else b"") + json_bytes(vector)
+    yield b'],"usage":' + usage + b"}"
 
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {

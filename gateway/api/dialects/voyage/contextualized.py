@@ -18,8 +18,8 @@ from gateway.api.server.encoding import (
     Encoding,
     PackedFormat,
     QuantizedType,
+    joined,
     json_bytes,
-    json_each,
     packed_type,
 )
 from gateway.api.server.endpoints import inference
@@ -206,34 +206,31 @@ async def contextualized_embeddings(request: Request[ContextualizedRequest]) -> 
     encoding = data.encoding()
     call = decode_contextualized(request)
     served, reply = await request.serve(call, EmbedChunksReply)
-    documents = await encode_documents(reply, data.documents(), encoding)
     usage = {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens}
     rest: dict[str, Any] = {"object": "list", "model": served.route.model, "usage": usage}
     if reply.ranges is not None:
         rest["chunker_version"] = CHUNKER_VERSION
-    return request.reply_bytes(served, b'{"data":' + documents + b"," + json_bytes(rest)[1:])
+    return request.reply_bytes(served, await joined(pieces_of(reply, data.documents(), encoding, rest)))
 
 
-async def encode_documents(reply: EmbedChunksReply, documents: Documents, encoding: Encoding) -> bytes:
-    """Return the vectors by document as JSON. Other callbacks of the event loop run between vectors."""
-    chunks = await json_each(_chunk_objects(reply, documents, encoding))
-    groups = [
-        b'{"object":"list","index":%d,"data":[%b]}' % (index, b",".join(chunks[span]))
-        for index, span in enumerate(reply.spans)
-    ]
-    return b"[" + b",".join(groups) + b"]"
+def pieces_of(
+    reply: EmbedChunksReply, documents: Documents, encoding: Encoding, rest: dict[str, Any]
+) -> Iterator[bytes]:
+    """Yield the JSON of a reply, a vector at a time. rest: its fields besides the vectors."""
+    yield json_bytes(rest)[:-1] + b',"data":['
+    for index, (span, document) in enumerate(zip(reply.spans, documents, strict=True)):
+        yield (b"," if index else b"") + b'{"object":"list","index":%d,"data":[' % index
+        for row, item in enumerate(_chunk_objects(reply, span, encoding)):
+            item["index"] = row
+            if reply.ranges is not None:
+                start, stop = reply.ranges[span.start + row].characters or (0, 0)
+                item["text"] = document[0][start:stop]
+            yield (b"," if row else b"") + json_bytes(item)
+        yield b"]}"
+    yield b"]}"
 
 
-def _chunk_objects(
-    reply: EmbedChunksReply, documents: Documents, encoding: Encoding
-) -> Iterator[dict[str, Any]]:
-    """Yield the object of each chunk of each document, as many at a time as are written without a pause."""
-    for span, document in zip(reply.spans, documents, strict=True):
-        for first in range(span.start, span.stop, VECTORS_AT_ONCE):
-            rows = slice(first, min(first + VECTORS_AT_ONCE, span.stop))
-            for row, item in enumerate(vector_objects(reply.vectors[rows], encoding), first):
-                item["index"] = row - span.start
-                if reply.ranges is not None:
-                    start, stop = reply.ranges[row].characters or (0, 0)
-                    item["text"] = document[0][start:stop]
-                yield item
+def _chunk_objects(reply: EmbedChunksReply, span: slice, encoding: Encoding) -> Iterator[dict[str, Any]]:
+    """Yield the vectors of a document as objects, of which few are made at once."""
+    for first in range(span.start, span.stop, VECTORS_AT_ONCE):
+        yield from vector_objects(reply.vectors[first : min(first + VECTORS_AT_ONCE, span.stop)], encoding)
