@@ -5,13 +5,14 @@ and the command line of Azure. It blocks, so that tokens are fetched in a thread
 """
 
 import asyncio
+import os
 import re
 import time
 from typing import Any
 
 from backends.contract import ReplicaSpec
 from backends.contract.errors import CredentialMissing, CredentialRefused, ModelUnavailable
-from backends.http.credentials import AccessToken, BearerToken, TokenSource, silence
+from backends.http.credentials import AccessToken, BearerToken, TokenSource, silence, without_secrets
 from backends.http.egress import proxy_of
 
 SCOPE = "https://cognitiveservices.azure.com/.default"
@@ -20,6 +21,14 @@ AUTHORITY = "https://login.microsoftonline.com"
 ATTEMPT = re.compile(r"\w+Credential: .+")
 ABSENT = re.compile("unavailable|not found|not be found|not installed|requires the")
 DETAIL_CHARACTERS = 200
+# Whose values the chain sends.
+SECRET_VARIABLES = (
+    "AZURE_CLIENT_SECRET",
+    "AZURE_CLIENT_CERTIFICATE_PASSWORD",
+    "AZURE_PASSWORD",
+    "IDENTITY_HEADER",
+    "MSI_SECRET",
+)
 NONE_FOUND = (
     "no credentials for Microsoft Entra ID were found: set AZURE_TENANT_ID, AZURE_CLIENT_ID and "
     "AZURE_CLIENT_SECRET, or give the machine a managed or workload identity"
@@ -48,7 +57,9 @@ def entra_token(spec: ReplicaSpec) -> BearerToken:
         try:
             token = kept[0].get_token(SCOPE)
         except ClientAuthenticationError as error:
-            raise _refusal(str(error)) from error
+            secrets = [os.environ.get(name, "") for name in SECRET_VARIABLES]
+            words = without_secrets(str(error).encode(), secrets).decode()
+            raise _refusal(words) from error
         return AccessToken(token.token, max(1.0, token.expires_on - time.time()))
 
     async def fetch_in_thread() -> AccessToken:

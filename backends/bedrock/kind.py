@@ -30,6 +30,11 @@ class BedrockSettings(KindSettings, frozen=True):
         """Return the base URL of the runtime in a region."""
         return None if self.region is None else f"https://bedrock-runtime.{self.region}.amazonaws.com"
 
+    def accounts(self) -> Iterator[str]:
+        """Yield the profile."""
+        if self.profile is not None:
+            yield "profile"
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield the problem of a region that cannot be one."""
         if self.region is not None and not REGION.fullmatch(self.region):
@@ -44,6 +49,7 @@ BEDROCK = ServerKind(
     extra="aws",
     provider="aws.bedrock",
     variables=("AWS_",),
+    hosts=("amazonaws.com",),
     keys=VENDOR_KEYS | {"bedrock"},
     address_key="bedrock.region",
     address_hint="a region such as us-east-1, or ${AWS_REGION}, which is not read by itself",

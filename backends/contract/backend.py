@@ -208,6 +208,10 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Yield the key and the path of each file that the settings name."""
         yield from ()
 
+    def accounts(self) -> Iterator[str]:
+        """Yield the key of each setting that chooses among the accounts of this machine."""
+        yield from ()
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield the key and the message of each problem that its type does not show."""
         yield from ()
@@ -225,9 +229,10 @@ class ServerKind(msgspec.Struct, frozen=True):
     are counted by the gateway. cuts_inputs: it cuts an input at fewer tokens than its model reads, if a
     request asks for it. window: number of batches in flight to start with. small_batch_slots: places in the
     window that one small batch takes at most. keys: settings of an upstream that not every kind has.
-    variables: beginnings of the names of variables that its credentials come from. address_key: the setting
-    that its address is written in. address_hint, model_hint: the end of the problem where it, or the model of
-    a vendor's API, is missing.
+    variables: beginnings of the names of variables that its credentials come from. hosts: domains of the
+    vendor, whose hosts alone may get credentials of this machine by an upstream that was added. address_key:
+    the setting that its address is written in. address_hint, model_hint: the end of the problem where it, or
+    the model of a vendor's API, is missing.
     """
 
     name: BackendKind
@@ -239,6 +244,7 @@ class ServerKind(msgspec.Struct, frozen=True):
     provider: str | None = None
     key_header: str | None = None
     variables: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     recognize: Callable[[Ask], tuple[str, ...] | None] | None = None
     litellm: Mapping[str, LiteLLMProvider] = {}
     is_multiple: bool = True

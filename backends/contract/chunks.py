@@ -32,11 +32,13 @@ class ChunkSize(msgspec.Struct, frozen=True):
     """Size of the chunks that a model's server cuts of a text.
 
     tokens: of each chunk, special ones included. overlap: tokens that a chunk shares with the one before it;
-    less than `tokens`.
+    less than `tokens`. joins_ends: tokens without text, at the ends of a text, make no chunk of their own;
+    they join the next one to them.
     """
 
     tokens: int
     overlap: int = 0
+    joins_ends: bool = False
 
     def spans(self, length: int) -> list[tuple[int, int]]:
         """Return the first token of each chunk of a text and the one after its last. length: of the text."""

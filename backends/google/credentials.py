@@ -13,7 +13,7 @@ from typing import Any
 
 from backends.contract import ReplicaSpec
 from backends.contract.errors import CredentialMissing, CredentialRefused, ModelUnavailable
-from backends.http.credentials import AccessToken, BearerToken, TokenSource, silence
+from backends.http.credentials import AccessToken, BearerToken, TokenSource, silence, without_secrets
 from backends.http.egress import proxy_of
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -123,7 +123,10 @@ def _refreshed(credentials: Any, request: Any) -> AccessToken:
         credentials.refresh(request)
     except GoogleAuthError as error:
         message = "Google gives no access token for the gateway's credentials"
-        raise CredentialRefused(message).with_facts(detail=str(error)) from error
+        # Of a person's default credentials.
+        secrets = [getattr(credentials, name, None) or "" for name in ("client_secret", "refresh_token")]
+        words = without_secrets(str(error).encode(), secrets).decode()
+        raise CredentialRefused(message).with_facts(detail=words) from error
     if credentials.expiry is None:
         return AccessToken(credentials.token, LIFETIME_S)
     # It is in UTC, without a zone.

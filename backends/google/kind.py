@@ -1,10 +1,15 @@
 """Settings of Vertex AI and of the Gemini API, and facts that are known without their adapters."""
 
+import re
 from collections.abc import Iterator, Mapping
 
 from backends.contract import VENDOR_KEYS, KindSettings, LiteLLMProvider, ServerKind
 
 GLOBAL = "global"
+# It begins the name of a host.
+LOCATION = re.compile(r"[a-z]+(?:-[a-z]+)*\d{0,2}")
+# An id, which a domain may precede, or a number.
+PROJECT = re.compile(r"(?:[a-z0-9-]+(?:\.[a-z0-9-]+)+:)?[a-z0-9-]+")
 
 
 class GeminiSettings(KindSettings, frozen=True):
@@ -41,9 +46,13 @@ class VertexSettings(KindSettings, frozen=True):
             yield "credentials", self.credentials
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield the problem of a missing project."""
+        """Yield the problems of the project and of a location that cannot be one."""
         if not self.project:
             yield "project", "is missing; it is the id of the project that is billed"
+        elif not PROJECT.fullmatch(self.project):
+            yield "project", "not the id of a project, such as my-project-123456"
+        if not LOCATION.fullmatch(self.location):
+            yield "location", f"not the name of a location, such as europe-west4 or {GLOBAL}"
 
 
 GEMINI = ServerKind(
@@ -65,5 +74,6 @@ VERTEX = ServerKind(
     extra="google",
     provider="gcp.vertex_ai",
     variables=("GOOGLE_", "CLOUDSDK_", "GCE_METADATA_", "NO_GCE_CHECK"),
+    hosts=("googleapis.com",),
     keys=VENDOR_KEYS | {"vertex"},
 )

@@ -38,7 +38,7 @@ from backends.contract.refusals import (
     check_plain_texts,
     refused_parts,
 )
-from backends.contract.texts import surely_fits
+from backends.contract.texts import surely_fits, token_upper_bounds
 from backends.contract.vectors import shape_vectors
 from backends.hosted.models import DEFAULT_TYPE, Body, HostedModel, Request, Rows
 from backends.http.adapters import HttpBackend
@@ -200,19 +200,33 @@ class HostedBackend(HttpBackend):
     def _counts(
         self, work: Embed | EmbedParts | Rerank, rows: Rows, count: TokenCount | None
     ) -> tuple[int, tuple[int, ...] | None]:
-        """Return the tokens, as billed if the API reports them, and the inputs that were cut."""
-        if isinstance(work, EmbedParts):
-            return max(rows.tokens or estimated_tokens(work), len(work.inputs)), rows.truncated
+        """Return the tokens, as billed if the API reports them, and the inputs that were cut.
+
+        Raises: ReplicaFailed, if the count cannot be.
+        """
         tokens = rows.tokens
-        if tokens is not None and tokens >= len(work.inputs):
-            check_tokens(tokens, len(work.inputs), None)
-        else:
+        if tokens is not None:
+            check_tokens(tokens, len(work.inputs), self._most_tokens(work, rows))
+        if isinstance(work, EmbedParts):
+            return max(tokens or estimated_tokens(work), len(work.inputs)), rows.truncated
+        if tokens is None or tokens < len(work.inputs):
             tokens = estimated_tokens(work) if count is None else count.tokens
         if rows.truncated is not None:
             return tokens, rows.truncated
         if count is not None:
             return tokens, count.truncated
         return tokens, truncated_inputs(work, tokens, self._model.max_tokens)
+
+    def _most_tokens(self, work: Embed | EmbedParts | Rerank, rows: Rows) -> int | None:
+        """Return the most tokens of one input, None if that is not known."""
+        length = self._model.max_tokens
+        if length is None or isinstance(work, Rerank):
+            # Query and document may each be counted several times.
+            return None
+        if isinstance(work, EmbedParts):
+            return length if rows.truncated == () else None
+        # An API that cuts an input may count all of it.
+        return max(length, *token_upper_bounds(work.model_inputs))
 
     async def _run_tokenizer(self, work: Tokenize | Detokenize, timeout_s: float) -> Reply:
         if self._counter is None:

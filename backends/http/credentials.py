@@ -1,14 +1,17 @@
 """Access tokens that expire: fetched when first needed, and again in the background before they expire."""
 
 import asyncio
+import json
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from urllib.parse import quote_plus
 
 import msgspec
 
 from backends.contract.errors import BackendError, CredentialRefused
-from backends.http.client import OutgoingRequest
+from backends.http.client import SECRET_CHARACTERS_MIN, OutgoingRequest, mask_secrets
 
 # Longest fetch of a token; clouds' identity services answer within a second.
 FETCH_TIMEOUT_S = 10.0
@@ -17,6 +20,8 @@ REFRESH_BEFORE_S = 300.0
 REFRESH_SHARE = 0.2
 # After a fetch that failed while the token is still valid.
 RETRY_S = 10.0
+# A signed token (JWT), such as the assertion of a service account.
+SIGNED_TOKEN = re.compile(rb"[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}")
 
 
 def silence(*libraries: str) -> None:
@@ -33,6 +38,14 @@ class AccessToken(msgspec.Struct, frozen=True):
 
     value: str
     lifetime_s: float
+
+
+def without_secrets(words: bytes, secrets: Iterable[str]) -> bytes:
+    """Mask what an identity service was sent, because its words may repeat it: secrets and signed tokens."""
+    kept = [secret for secret in secrets if len(secret) >= SECRET_CHARACTERS_MIN]
+    forms = {form for secret in kept for form in (secret, quote_plus(secret), json.dumps(secret)[1:-1])}
+    longest_first = sorted([form.encode() for form in forms], key=len, reverse=True)
+    return SIGNED_TOKEN.sub(b"...", mask_secrets(words, longest_first))
 
 
 class TokenSource:

@@ -5,10 +5,16 @@ from urllib.parse import urlencode
 import msgspec
 
 from backends.contract import ReplicaSpec
-from backends.contract.errors import CredentialRefused
+from backends.contract.errors import CredentialRefused, ReplicaFailed
 from backends.http.answers import decode_json
 from backends.http.client import countdown
-from backends.http.credentials import FETCH_TIMEOUT_S, AccessToken, BearerToken, TokenSource
+from backends.http.credentials import (
+    FETCH_TIMEOUT_S,
+    AccessToken,
+    BearerToken,
+    TokenSource,
+    without_secrets,
+)
 from backends.http.egress import OpenClient
 from backends.http.statuses import status_error
 
@@ -38,8 +44,13 @@ def iam_token(spec: ReplicaSpec, address: str, api_key: str, open_client: OpenCl
                 upstream_status=str(response.status)
             )
         if response.status != 200:
-            raise status_error(response)
-        token = decode_json(response.body, Token)
+            words = without_secrets(response.body, [api_key])
+            raise status_error(msgspec.structs.replace(response, body=words))
+        try:
+            token = decode_json(response.body, Token)
+        except ReplicaFailed:
+            # Its words may repeat the key, or have a token.
+            raise ReplicaFailed("IBM Cloud's answer to the API key could not be read") from None
         return AccessToken(token.access_token, token.expires_in)
 
     return BearerToken(TokenSource(fetch), client.aclose)

@@ -8,6 +8,8 @@ import msgspec
 
 from backends.contract import VENDOR_KEYS, KindSettings, ServerKind
 
+# It begins the name of a host.
+REGION = re.compile(r"[a-z]+(?:-[a-z]+)+(?:-\d)?")
 VERSION = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -30,7 +32,9 @@ class WatsonxSettings(KindSettings, frozen=True):
         return f"https://{self.region}.ml.cloud.ibm.com"
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield the problems of the project, the version and the other values."""
+        """Yield the problems of the region, the project, the version and the other values."""
+        if not REGION.fullmatch(self.region):
+            yield "region", "not the name of a region of IBM Cloud, such as eu-de"
         if (self.project_id is None) is (self.space_id is None):
             yield "project_id", "write it or `space_id`, the one that is billed"
         if not VERSION.fullmatch(self.version):

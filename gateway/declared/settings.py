@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from backends.checkpoints.needed_files import is_path
+from backends.kinds import KINDS
 from gateway.config.access_checks import named_limit_problems
 from gateway.config.local_files import resolve_upstream_paths, upstream_file_problems
 from gateway.config.problems import ConfigError, Problem
@@ -46,6 +47,7 @@ BASE_URL = re.compile(
     r"(?::\d{1,5})?(?:/[A-Za-z0-9._~/-]*)?(?:\?[A-Za-z0-9._~/=&-]*)?",
     re.ASCII,
 )
+PLAIN_HOST = re.compile(r"https://([a-z0-9.-]+)")
 # Problems that only additions have.
 NO_FILES = "refers to a file on the gateway's machine, but its folder, `admin.files`, is not set"
 LEADS_OUT = "leads out of `admin.files`"
@@ -136,6 +138,7 @@ def _validated(upstream: UpstreamSettings, path: str, sources: SecretSources) ->
             *_text_problems(upstream, path),
             *_secret_problems(upstream, path),
             *_remote_problems(upstream, path),
+            *_account_problems(upstream, path),
             *_file_problems(upstream, path, sources.files),
         ]
     )
@@ -198,7 +201,9 @@ def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
             f"{path}.proxy", "leads requests elsewhere, which router.yaml and HTTPS_PROXY alone may"
         )
     if _lends_credentials(upstream):
-        yield Problem(f"{path}.replicas", "would get the credentials of this machine; set `api_key`")
+        yield Problem(
+            f"{path}.replicas", "would get the credentials of this machine; set `api_key` in their place"
+        )
     if upstream.revision is not None and not REVISION.fullmatch(upstream.revision):
         yield Problem(f"{path}.revision", "not the name of a revision")
     if upstream.trust_remote_code:
@@ -209,9 +214,25 @@ def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
 
 def _lends_credentials(upstream: UpstreamSettings) -> bool:
     """Return whether a server elsewhere than at its vendor would get credentials of this machine."""
-    section = upstream.kind_settings
-    uses_machine = section is not None and section.uses_machine and not upstream.api_key
-    return uses_machine and section is not None and upstream.replicas != (section.address(),)
+    section, kind = upstream.kind_settings, KINDS[upstream.backend]
+    # A key takes the place of the machine's credentials only in the header that those have.
+    header = upstream.api_key_header or kind.key_header or "authorization"
+    has_own = bool(upstream.api_key) and header.lower() == "authorization" and kind.key_header is None
+    if section is None or not section.uses_machine or has_own:
+        return False
+    host = PLAIN_HOST.fullmatch(section.address() or "")
+    is_vendors = host is not None and host[1].endswith(tuple([f".{domain}" for domain in kind.hosts]))
+    return not is_vendors or upstream.replicas != (section.address(),)
+
+
+def _account_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    """Find settings that choose among the accounts of this machine."""
+    if (section := upstream.kind_settings) is not None:
+        for key in section.accounts():
+            yield Problem(
+                f"{path}.{upstream.backend}.{key}",
+                "chooses an account of this machine, which router.yaml alone may",
+            )
 
 
 def _file_problems(upstream: UpstreamSettings, path: str, files: Path | None) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ import pytest
 
 from backends.contract import Backend, Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, Truncate
 from backends.contract.errors import (
+    BackendError,
     CredentialMissing,
     CredentialRefused,
     InvalidWork,
@@ -194,6 +195,21 @@ async def test_credentials_of_entra_that_fail_have_one_short_line(
     assert not [record for record in caplog.records if record.name.startswith(("azure", "msal"))]
 
 
+async def test_words_of_entra_are_shown_without_the_machines_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = pytest.importorskip("azure.identity")
+    core = pytest.importorskip("azure.core.exceptions")
+
+    def refuse(*_: Any) -> None:
+        raise core.ClientAuthenticationError("EnvironmentCredential: was sent client-secret-1234")
+
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "client-secret-1234")
+    # Its service is called by https alone.
+    monkeypatch.setattr(identity.DefaultAzureCredential, "get_token", refuse)
+    with pytest.raises(CredentialRefused) as caught:
+        await opened(FakeAzure(), {**AZURE, "azure": {"entra": True}})
+    assert "EnvironmentCredential: was sent ..." == caught.value.detail
+
+
 # --- NIM
 
 
@@ -332,3 +348,23 @@ async def test_a_key_that_ibm_cloud_refuses() -> None:
     with pytest.raises(CredentialRefused, match="IBM Cloud gives no access token") as caught:
         await opened(FakeWatsonx(), WATSONX | {"api_key": "wrong-key-5678"})
     assert "wrong-key-5678" not in caught.value.explanation
+
+
+async def test_an_unreadable_answer_of_ibm_clouds_identity_service_is_not_repeated() -> None:
+    server = FakeWatsonx()
+    server.identity_status = 200
+    with pytest.raises(ReplicaFailed, match="could not be read") as caught:
+        await opened(server, WATSONX)
+    assert "was sent" not in caught.value.explanation
+
+
+@pytest.mark.parametrize("status", [402, 429, 500, 503])
+async def test_words_of_ibm_clouds_identity_service_are_shown_without_the_key(status: int) -> None:
+    server = FakeWatsonx()
+    server.identity_status = status
+    with pytest.raises(BackendError) as caught:
+        await opened(server, WATSONX | {"api_key": "ibm/key+12 34"})
+    assert "was sent" in caught.value.explanation
+    assert "..." in caught.value.explanation
+    for secret in ("ibm/key+12 34", "ibm%2Fkey%2B12+34"):
+        assert secret not in caught.value.explanation

@@ -219,6 +219,37 @@ async def test_vertex_counts_and_reports_cuts(vertex: OpensVertex, model: str) -
         await backend.run(Embed((LONG * 999,), truncate=Truncate.LEFT), 5.0)
 
 
+@pytest.mark.parametrize(
+    ("model", "work", "count"),
+    [
+        (NEW, EmbedParts((("a", PICTURE),)), 1e30),
+        (NEW, EmbedParts((("a", PICTURE),)), 8193),
+        (NEW, EmbedParts((("a", PICTURE),)), -1),
+        (NEW, Embed(("a",)), 1e30),
+        (NEW, Embed(("a",)), 10**9),
+        (FIRST, Embed(("a",)), 2049),
+        (TEXT, Embed(("a",)), 1e30),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+async def test_token_counts_that_cannot_be_are_refused(
+    vertex: OpensVertex, model: str, work: Embed | EmbedParts, count: float
+) -> None:
+    backend, server = vertex(model)
+    await backend.describe(5.0)
+    server.token_count = count
+    with pytest.raises(ReplicaFailed, match="tokens for 1 inputs"):
+        await backend.run(work, 5.0)
+
+
+async def test_counts_of_a_whole_input_that_was_cut_are_taken(vertex: OpensVertex) -> None:
+    backend, server = vertex(FIRST)
+    await backend.describe(5.0)
+    server.token_count = 2100
+    reply = await backend.run(Embed(("w " * 1500,), truncate=Truncate.RIGHT), 5.0)
+    assert (2100, (0,)) == (reply.tokens, reply.truncated)
+
+
 async def test_bodies_of_vertex(vertex: OpensVertex) -> None:
     backend, server = vertex(TEXT)
     await backend.describe(5.0)
@@ -332,16 +363,19 @@ class TokenServer:
             options={"verify_aud": False, "verify_iat": False},
         )
         assert "https://www.googleapis.com/auth/cloud-platform" == claims["scope"]
+        if not self.tokens:
+            words = {"error": "invalid_grant", "error_description": f"was sent {form}"}
+            await respond(send, 400, words)
+            return
         self.given.append(self.tokens.pop(0))
         reply = {"access_token": self.given[-1], "expires_in": 3600, "token_type": "Bearer"}
-        await send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": [(b"content-type", b"application/json")],
-            }
-        )
-        await send({"type": "http.response.body", "body": json.dumps(reply).encode()})
+        await respond(send, 200, reply)
+
+
+async def respond(send: Any, status: int, reply: Any) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(reply).encode()})
 
 
 @contextmanager
@@ -385,6 +419,41 @@ async def test_refused_token_is_fetched_again(vertex: OpensVertex, tmp_path: Pat
         await backend.aclose()
 
     assert 2 == len(server.given)
+
+
+async def test_words_of_googles_token_service_are_shown_without_the_assertion(
+    vertex: OpensVertex, tmp_path: Path
+) -> None:
+    with service_account(tmp_path) as (file, _):
+        backend, _ = vertex(TEXT, None, credentials=file)
+        with pytest.raises(CredentialRefused) as caught:
+            await backend.describe(5.0)
+        await backend.aclose()
+
+    assert "was sent" in caught.value.explanation
+    assert re.search(r"[\w-]+\.[\w-]+\.[\w-]{20,}", caught.value.explanation) is None
+
+
+async def test_a_refresh_token_of_the_machine_is_hidden(
+    vertex: OpensVertex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def echo(_: Any, receive: Any, send: Any) -> None:
+        form = parse_qs((await receive())["body"].decode())
+        await respond(send, 400, {"error": "invalid_grant", "error_description": f"was sent {form}"})
+
+    secrets = {"client_secret": "a-client-secret", "refresh_token": "a-refresh-token"}
+    file = tmp_path / "default.json"
+    file.write_text(json.dumps({"type": "authorized_user", "client_id": "i", **secrets}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    with serve_in_thread(echo) as url:
+        monkeypatch.setattr("google.oauth2.credentials._GOOGLE_OAUTH2_TOKEN_ENDPOINT", f"{url}/token")
+        backend, _ = vertex(TEXT, None)
+        with pytest.raises(CredentialRefused) as caught:
+            await backend.describe(5.0)
+        await backend.aclose()
+
+    assert "was sent" in caught.value.explanation
+    assert not [secret for secret in secrets.values() if secret in caught.value.explanation]
 
 
 async def test_default_credentials_are_those_of_the_machine(

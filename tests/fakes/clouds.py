@@ -117,16 +117,23 @@ class FakeNim(FakeServer):
 
 
 class FakeWatsonx(FakeServer):
-    """watsonx.ai of one project, and the identity service of IBM Cloud. issued: number of tokens."""
+    """watsonx.ai of one project, and the identity service of IBM Cloud.
+
+    issued: number of tokens. identity_status: of the service's answers; it repeats what it was sent.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.issued = 0
         self.key = "ibm-key-1234"
+        self.identity_status: int | None = None
 
     async def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
         if path != "/identity/token":
             return await super()._answer(path, headers, body)
+        if self.identity_status is not None:
+            words = json.dumps({"message": f"was sent {body.decode()}, {parse_qs(body.decode())}"})
+            return self.identity_status, words.encode()
         form = {name: values[0] for name, values in parse_qs(body.decode()).items()}
         expected = {"grant_type": "urn:ibm:params:oauth:grant-type:apikey", "apikey": self.key}
         if form != expected:

@@ -99,6 +99,8 @@ class FakeVertex(FakeServer):
         self.model = model
         self.root = f"/v1/projects/{PROJECT}/locations/{location}/publishers/google/models/{model}"
         self.api_key = "an-access-token"
+        # In place of the true count.
+        self.token_count: float | None = None
 
     def routes(self) -> Mapping[str, Route]:
         ranking = f"/v1/projects/{PROJECT}/locations/global/rankingConfigs/default_ranking_config:rank"
@@ -127,7 +129,7 @@ class FakeVertex(FakeServer):
             raise refusal(400, "INVALID_ARGUMENT", "unknown task_type")
         text, is_long = self._cut(item["content"], body.get("parameters", {}).get("autoTruncate", True))
         # The count is a float there.
-        statistics = {"token_count": float(tokens_of(text)), "truncated": is_long}
+        statistics = {"token_count": self.token_count or float(tokens_of(text)), "truncated": is_long}
         return {"embeddings": {"values": vector_of(text).tolist(), "statistics": statistics}}
 
     def _content(self, body: dict[str, Any]) -> Any:
@@ -136,7 +138,7 @@ class FakeVertex(FakeServer):
         options = {"taskType", "title", "outputDimensionality", "autoTruncate", "documentOcr"}
         check_fields(config, set(), options | {"audioTrackExtraction"})
         text, is_long = self._cut(source_of(body["content"]), config.get("autoTruncate", True))
-        usage = {"promptTokenCount": tokens_of(text), "promptTokensDetails": []}
+        usage = {"promptTokenCount": self.token_count or tokens_of(text), "promptTokensDetails": []}
         return {
             "embedding": {"values": vector_of(text).tolist()},
             "usageMetadata": usage,

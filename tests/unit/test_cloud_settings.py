@@ -20,6 +20,10 @@ from gateway.declared.settings import SecretSources, read_upstream
 TITAN: dict[str, Any] = {"backend": "bedrock", "model": "amazon.titan-embed-text-v2:0"}
 VERTEX: dict[str, Any] = {"backend": "vertex", "model": "text-embedding-005"}
 AZURE: dict[str, Any] = {"backend": "azure"}
+WATSONX: dict[str, Any] = {"backend": "watsonx", "model": "ibm/slate-125m-english-rtrvr"}
+ENTRA: dict[str, Any] = {"backend": "azure", "model": "m", "azure": {"entra": True}}
+ELSEWHERE = {"replicas": ["https://elsewhere.example.org"]}
+KEY = {"api_key": "${UPSTREAM_KEY}"}
 REGION = {"bedrock": {"region": "us-east-1"}}
 PROJECT = {"vertex": {"project": "a-project"}}
 
@@ -37,6 +41,8 @@ def upstream(settings: dict[str, Any]) -> UpstreamSettings:
             VERTEX | {"vertex": {"project": "p", "location": "us-central1"}},
             "https://us-central1-aiplatform.googleapis.com",
         ),
+        (VERTEX | {"vertex": {"project": "example.org:p-1"}}, "https://aiplatform.googleapis.com"),
+        (WATSONX | {"watsonx": {"project_id": "p"}}, "https://us-south.ml.cloud.ibm.com"),
         ({"backend": "gemini", "model": "m"}, "https://generativelanguage.googleapis.com/v1beta"),
         ({"backend": "huggingface", "model": "m"}, "https://router.huggingface.co/hf-inference/models"),
     ],
@@ -57,6 +63,20 @@ def test_address_is_that_of_the_vendor(settings: dict[str, Any], address: str) -
         (TITAN | {"bedrock": {"region": "somewhere"}}, "bedrock.region", "us-east-1"),
         (TITAN | REGION | PROJECT, "vertex", "is for `backend: vertex`"),
         (VERTEX, "vertex.project", "is missing"),
+        (
+            VERTEX | {"vertex": {"project": "p", "location": "localhost:1/x"}},
+            "vertex.location",
+            "europe-west4",
+        ),
+        (
+            VERTEX | {"vertex": {"project": "p", "location": "x.example.org/"}},
+            "vertex.location",
+            "europe-west4",
+        ),
+        (VERTEX | {"vertex": {"project": "p", "location": ""}}, "vertex.location", "europe-west4"),
+        (VERTEX | {"vertex": {"project": "../p"}}, "vertex.project", "not the id of a project"),
+        (VERTEX | {"vertex": {"project": "p?x"}}, "vertex.project", "not the id of a project"),
+        (WATSONX | {"watsonx": {"project_id": "p", "region": "x.example.org/"}}, "watsonx.region", "eu-de"),
         ({"backend": "tei", "replicas": ["http://t"]} | REGION, "bedrock", "is for `backend: bedrock`"),
         ({"backend": "gemini"}, "model", "is missing"),
     ],
@@ -109,8 +129,16 @@ def test_file_of_credentials_is_found_next_to_the_configuration(tmp_path: Path) 
     ("settings", "path"),
     [
         # A server elsewhere would get what identifies this machine.
-        (TITAN | REGION | {"replicas": ["https://elsewhere.example.org"]}, "replicas"),
-        (VERTEX | PROJECT | {"replicas": ["https://elsewhere.example.org"]}, "replicas"),
+        (TITAN | REGION | ELSEWHERE, "replicas"),
+        (VERTEX | PROJECT | ELSEWHERE, "replicas"),
+        (ENTRA | ELSEWHERE, "replicas"),
+        # The key does not take the place of those credentials.
+        (VERTEX | PROJECT | ELSEWHERE | KEY | {"api_key_header": "x-key"}, "replicas"),
+        (TITAN | REGION | ELSEWHERE | KEY | {"api_key_header": "x-key"}, "replicas"),
+        (ENTRA | ELSEWHERE | KEY, "replicas"),
+        (VERTEX | PROJECT | ELSEWHERE | KEY, None),
+        (TITAN | REGION | ELSEWHERE | KEY, None),
+        (TITAN | {"bedrock": {"region": "us-east-1", "profile": "admin"}}, "bedrock.profile"),
         (VERTEX | {"vertex": {"project": "p", "credentials": "/etc/passwd"}}, "vertex.credentials"),
         (TITAN | REGION, None),
         (VERTEX | PROJECT, None),
@@ -120,9 +148,19 @@ def test_file_of_credentials_is_found_next_to_the_configuration(tmp_path: Path) 
 def test_additions_lend_no_credentials_and_read_no_files(
     settings: dict[str, Any], path: str | None, tmp_path: Path
 ) -> None:
-    sources = SecretSources({}, tmp_path)
+    sources = SecretSources({"UPSTREAM_KEY": "a-key"}, tmp_path)
     found = problems_of(settings, sources)
     assert ({f"upstreams.x.{path}"} if path else set()) == found
+
+
+@pytest.mark.parametrize(
+    "location", ["localhost:19443/x", "x.example.org/", "x.example.org#", "u@example.org/", "["]
+)
+def test_additions_lead_tokens_to_no_other_host(location: str, tmp_path: Path) -> None:
+    settings = VERTEX | {"vertex": {"project": "p", "location": location}}
+    found = problems_of(settings, SecretSources({}, tmp_path))
+    # The host is checked by itself, too.
+    assert {"upstreams.x.vertex.location", "upstreams.x.replicas"} <= found
 
 
 def problems_of(settings: dict[str, Any], sources: SecretSources) -> set[str]:

@@ -216,7 +216,7 @@ def test_clouds_have_their_settings(model: str, more: str, expected: dict[str, A
     references = re.sub(r"\$([A-Z_]+)", r"${\1}", json.dumps({"backend": kind, **expected}))
     assert json.loads(references) == written
     # Values that the environment has.
-    environment = dict.fromkeys(found.variables, "us-east-1")
+    environment = dict.fromkeys(found.variables, "us-east-1") | {"VERTEXAI_LOCATION": "us-east1"}
     assert parse_config(found.text, environment, Path()).upstreams["bge-embed"].backend == kind
 
 

@@ -78,12 +78,26 @@ def _of_size(
     """Return the sequence of a text that is cut into chunks, and their ranges in it. Raises: InvalidWork."""
     ids, offsets = tokenizer.ids_with_offsets(document.chunks[0])
     skip = min(document.skip, len(ids) - 1)
-    chunks = tuple([(start + skip, stop + skip) for start, stop in size.spans(len(ids) - skip)])
-    ranges = [
-        ChunkRange((start, stop), _characters(offsets[start:stop], document.prompt_characters))
-        for start, stop in chunks
-    ]
-    return InputSequence(ids, [0] * len(ids), chunks=chunks), ranges
+
+    def characters(chunk: tuple[int, int]) -> tuple[int, int] | None:
+        return _characters(offsets[slice(*chunk)], document.prompt_characters)
+
+    chunks = [(start + skip, stop + skip) for start, stop in size.spans(len(ids) - skip)]
+    if size.joins_ends:
+        chunks = _joined_ends(chunks, [place for place, each in enumerate(chunks) if characters(each)])
+    ranges = [ChunkRange(chunk, characters(chunk)) for chunk in chunks]
+    return InputSequence(ids, [0] * len(ids), chunks=tuple(chunks)), ranges
+
+
+def _joined_ends(chunks: Sequence[tuple[int, int]], places: Sequence[int]) -> list[tuple[int, int]]:
+    """Join the first and last chunks that have no text to the next ones. places: of chunks with text."""
+    start, stop = chunks[0][0], chunks[-1][1]
+    if not places:
+        return [(start, stop)]
+    kept = list(chunks[places[0] : places[-1] + 1])
+    kept[0] = (start, kept[0][1])
+    kept[-1] = (kept[-1][0], stop)
+    return kept
 
 
 def _characters(offsets: Sequence[tuple[int, int]], prompt: int) -> tuple[int, int] | None:

@@ -6,6 +6,8 @@ calls; and one for each vector, as SIE computes it. docs/decisions/045-one-int8-
 reasons.
 """
 
+import asyncio
+from collections.abc import Iterable
 from math import sqrt
 from typing import Any, Literal, TypeAlias
 
@@ -23,6 +25,10 @@ VectorFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
 BYTES: frozenset[VectorFormat] = frozenset({"bytes", "bytes_only"})
 EmbedDtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 Endianness: TypeAlias = Literal["native", "little", "big"]
+
+
+# Vectors that are written without a pause: within some milliseconds.
+VECTORS_AT_ONCE = 256
 
 
 class NumberFormat(msgspec.Struct, frozen=True):
@@ -64,6 +70,16 @@ class Encoding(msgspec.Struct, frozen=True):
 def json_bytes(value: Any) -> bytes:
     """Encode plain values and numpy arrays as JSON, with the fewest digits that keep each float32."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+async def joined(pieces: Iterable[bytes]) -> memoryview:
+    """Join pieces as they are made; other callbacks of the event loop run between them."""
+    whole = bytearray()
+    for count, piece in enumerate(pieces, 1):
+        whole += piece
+        if count % VECTORS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return memoryview(whole)
 
 
 def msgpack_bytes(value: Any) -> bytes:

@@ -5,7 +5,6 @@ of models. Its key is the field `token`, unless the configured address has it as
 own callers whose names end in `-api-key` come with it, and are not read.
 """
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +33,7 @@ from gateway.api.document.fields import CUT, QUERY, TEXTS
 from gateway.api.document.fields import MEANINGS as SHARED
 from gateway.api.server.body_bounds import too_many_inputs
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import json_bytes
+from gateway.api.server.encoding import joined, json_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import ErrorFormat
 from gateway.api.server.inference_api import InferenceApi, joined_headers
@@ -64,8 +63,6 @@ FULL_CALLS_MAX = 16
 CALLS_MAX = 32
 # Calls of one request in flight, such as those of a search by dense and sparse vectors.
 PARALLEL = 4
-# Vectors that are written without a pause: within some milliseconds.
-VECTORS_AT_ONCE = 256
 ROLE_OF: Mapping[str, Role] = {"update": "document", "search": "query"}
 NO_OPTIONS = QdrantOptions()
 
@@ -291,7 +288,9 @@ async def infer(request: Request[QdrantRequest]) -> HttpReply:
     return HttpReply(body, headers | {"server-timing": timeline.server_timing()})
 
 
-async def encode(items: Sequence[QdrantInput], parts: Sequence[CallPart], found: Sequence[Served]) -> bytes:
+async def encode(
+    items: Sequence[QdrantInput], parts: Sequence[CallPart], found: Sequence[Served]
+) -> memoryview:
     """Return the reply as JSON. Other callbacks of the event loop run between its vectors.
 
     Raises: InvalidInput.
@@ -308,12 +307,16 @@ async def encode(items: Sequence[QdrantInput], parts: Sequence[CallPart], found:
         tokens[first.model] = tokens.get(first.model, 0) + reply.tokens
         for row, vector in zip(part.rows, vectors_of(reply, first.options or NO_OPTIONS), strict=True):
             embeddings[row] = vector
-    pieces = []
-    for start in range(0, len(embeddings), VECTORS_AT_ONCE):
-        pieces.append(json_bytes(embeddings[start : start + VECTORS_AT_ONCE])[1:-1])
-        await asyncio.sleep(0)
     usage = json_bytes({"models": {model: {"tokens": count} for model, count in tokens.items()}})
-    return b'{"embeddings":[' + b",".join(pieces) + b'],"usage":' + usage + b"}"
+    return await joined(_pieces(embeddings, usage))
+
+
+def _pieces(embeddings: Sequence[Any], usage: bytes) -> Iterator[bytes]:
+    """Yield the JSON of a reply, a vector at a time."""
+    yield b'{"embeddings":['
+    for index, vector in enumerate(embeddings):
+        yield (b"," if index else b"") + json_bytes(vector)
+    yield b'],"usage":' + usage + b"}"
 
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {

@@ -5,6 +5,7 @@ by default; Perplexity's client perplexityai 0.36.0, whose embeddings are bytes 
 Rule: no document is split. One that is longer than the model is refused, as both vendors do.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,7 +13,15 @@ from msgspec import UNSET, UnsetType
 
 from backends.contract import ChunkSize, EmbedChunks, EmbedChunksReply, Operation
 from gateway.api.server.body import INTEGER_MAX, ModelName
-from gateway.api.server.encoding import Encoding, PackedFormat, QuantizedType, packed_type
+from gateway.api.server.encoding import (
+    VECTORS_AT_ONCE,
+    Encoding,
+    PackedFormat,
+    QuantizedType,
+    joined,
+    json_bytes,
+    packed_type,
+)
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.request import Request
@@ -111,7 +120,7 @@ class ContextualizedRequest(msgspec.Struct, kw_only=True):
             raise InvalidInput(
                 "`enable_auto_chunking` needs `input_type` `document`", param="enable_auto_chunking"
             )
-        size = ChunkSize(self.chunk_size or CHUNK_TOKENS, self.chunk_overlap or 0)
+        size = ChunkSize(self.chunk_size or CHUNK_TOKENS, self.chunk_overlap or 0, joins_ends=True)
         if size.overlap >= size.tokens:
             raise InvalidInput("`chunk_overlap` is not below `chunk_size`", param="chunk_overlap")
         return size
@@ -197,16 +206,31 @@ async def contextualized_embeddings(request: Request[ContextualizedRequest]) -> 
     encoding = data.encoding()
     call = decode_contextualized(request)
     served, reply = await request.serve(call, EmbedChunksReply)
-    groups = []
-    for index, (span, document) in enumerate(zip(reply.spans, data.documents(), strict=True)):
-        items = vector_objects(reply.vectors[span], encoding)
-        if reply.ranges is not None:
-            for item, place in zip(items, reply.ranges[span], strict=True):
-                start, stop = place.characters or (0, 0)
-                item["text"] = document[0][start:stop]
-        groups.append({"object": "list", "index": index, "data": items})
     usage = {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens}
-    body: dict[str, Any] = {"object": "list", "data": groups, "model": served.route.model, "usage": usage}
+    rest: dict[str, Any] = {"object": "list", "model": served.route.model, "usage": usage}
     if reply.ranges is not None:
-        body["chunker_version"] = CHUNKER_VERSION
-    return request.reply(served, body)
+        rest["chunker_version"] = CHUNKER_VERSION
+    return request.reply_bytes(served, await joined(pieces_of(reply, data.documents(), encoding, rest)))
+
+
+def pieces_of(
+    reply: EmbedChunksReply, documents: Documents, encoding: Encoding, rest: dict[str, Any]
+) -> Iterator[bytes]:
+    """Yield the JSON of a reply, a vector at a time. rest: its fields besides the vectors."""
+    yield json_bytes(rest)[:-1] + b',"data":['
+    for index, (span, document) in enumerate(zip(reply.spans, documents, strict=True)):
+        yield (b"," if index else b"") + b'{"object":"list","index":%d,"data":[' % index
+        for row, item in enumerate(_chunk_objects(reply, span, encoding)):
+            item["index"] = row
+            if reply.ranges is not None:
+                start, stop = reply.ranges[span.start + row].characters or (0, 0)
+                item["text"] = document[0][start:stop]
+            yield (b"," if row else b"") + json_bytes(item)
+        yield b"]}"
+    yield b"]}"
+
+
+def _chunk_objects(reply: EmbedChunksReply, span: slice, encoding: Encoding) -> Iterator[dict[str, Any]]:
+    """Yield the vectors of a document as objects, of which few are made at once."""
+    for first in range(span.start, span.stop, VECTORS_AT_ONCE):
+        yield from vector_objects(reply.vectors[first : min(first + VECTORS_AT_ONCE, span.stop)], encoding)
