@@ -236,7 +236,7 @@ class Caller:
 
     async def _wait_for_turn(self) -> None:
         """Wait until the moment before which the server wants no call; another call may move it on."""
-        while (wait_s := self._resume_s - time.monotonic()) > 0:
+        while (wait_s := self._resume_s - time.monotonic()) > 0:  # noqa: ASYNC110 - it waits for a moment
             await asyncio.sleep(wait_s)
 
     def _report(self, words: str) -> None:
