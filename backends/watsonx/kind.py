@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
 
 from backends.contract import VENDOR_KEYS, KindSettings, ServerKind
 
@@ -20,7 +23,7 @@ class WatsonxSettings(KindSettings, frozen=True):
     space_id: str | None = None
     version: str = "2024-10-25"
     iam: str = "https://iam.cloud.ibm.com"
-    input_tokens: int | None = None
+    input_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     def address(self) -> str:
         """Return the base URL of a region."""
@@ -34,8 +37,6 @@ class WatsonxSettings(KindSettings, frozen=True):
             yield "version", "is not a date such as 2024-10-25"
         if not self.iam.startswith(("https://", "http://")):
             yield "iam", "is not the address of an identity service, https://host"
-        if self.input_tokens is not None and self.input_tokens < 1:
-            yield "input_tokens", "is not at least 1"
 
 
 WATSONX = ServerKind(

@@ -63,9 +63,11 @@ def test_every_kept_difference_applies_to_a_recorded_call() -> None:
     assert [] == [kept.title for kept in KEPT if not any(map(kept.applies, RECORDED))]
 
 
-def test_the_kept_differences_are_those_of_the_documents() -> None:
+def test_the_kept_differences_are_in_the_documents() -> None:
     text = Path("docs/dialects-servers.md").read_text(encoding="utf-8")
     section = text.partition("### Differences from TEI\n")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|")[0].strip() for line in section.splitlines() if line.startswith("| ")]
 
-    assert [kept.title for kept in KEPT] == rows[1:]
+    # Rows of other tests, with what was not recorded, stand between them.
+    titles = [kept.title for kept in KEPT]
+    assert titles == [row for row in rows if row in titles]

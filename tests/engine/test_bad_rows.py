@@ -137,7 +137,7 @@ def test_the_input_of_a_sequence_depends_on_the_work() -> None:
     pairs = prepared(5, ((0, 2), (1, 3), (1, 4)))
 
     assert [0, 1] == [prepared(2).input_of(place) for place in range(2)]
-    assert joined.input_of(0) is None
+    assert joined.input_of(0) == 0
     # A query that all documents have is no fault of one of them.
     assert [None, 0, 1, 2] == [rerank.input_of(place) for place in range(4)]
     assert [0, 1, 0, 1, 2] == [pairs.input_of(place) for place in range(5)]

@@ -8,6 +8,7 @@ from typing import Any, Final
 MEANINGS: Final[dict[str, str]] = {
     # Vectors.
     "data": "One entry for each input, in the order of the inputs.",
+    "OpenAIEmbeddingItem.late_chunking": "Places of the chunks, where `late_chunking_params` asked for them.",
     "embedding": "The vector: a list of numbers, or a packed string where the request asked for one.",
     "embeddings": "One vector for each input, in the order of the inputs.",
     "index": "Place of the input in the request, from 0.",
