@@ -45,6 +45,7 @@ FORM_REFUSALS = {"arrow": frozenset({406, 415}), "base64": REFUSALS}
 FEWER = "send fewer inputs"
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.25, 30.0
 NOTICE_S = 30.0
+CLOSED = "the client was closed during the call"
 
 
 class Bounds(NamedTuple):
@@ -211,6 +212,8 @@ class Caller:
         attempt = 0
         while True:
             await self._wait_for_turn()
+            if self._http.is_closed:
+                raise CallStopped(f"{url}: {CLOSED}")
             try:
                 reply = await self._send(method, url, body, accepted)
             except (httpx.HTTPError, TimeoutError) as error:
@@ -233,10 +236,8 @@ class Caller:
 
     async def _wait_for_turn(self) -> None:
         """Wait until the moment before which the server wants no call; another call may move it on."""
-        wait_s = self._resume_s - time.monotonic()
-        if wait_s > 0:
+        while (wait_s := self._resume_s - time.monotonic()) > 0:  # noqa: ASYNC110 - it waits for a moment
             await asyncio.sleep(wait_s)
-            await self._wait_for_turn()
 
     def _report(self, words: str) -> None:
         if time.monotonic() - self._noticed_s >= NOTICE_S:

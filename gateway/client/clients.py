@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -14,8 +15,8 @@ import httpx
 import msgspec
 import pyarrow as pa
 
-from gateway.client.calls import Bounds, Caller, open_http
-from gateway.client.errors import CallFailed, Refused
+from gateway.client.calls import CLOSED, Bounds, Caller, open_http
+from gateway.client.errors import CallFailed, CallStopped, Refused
 from gateway.client.isolation import HARMLESS, Embedder
 from gateway.client.request import OPENAI_PATH, Request, Space
 from gateway.client.tables import (
@@ -32,6 +33,8 @@ from gateway.client.tables import (
 
 T = TypeVar("T")
 LOG = logging.getLogger("gateway.client")
+# For which a client waits, as it is closed, until its thread has ended.
+CLOSE_S = 10.0
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -99,10 +102,10 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; a later call opens new ones."""
+        """Close the connections; a later call opens new ones. Calls in flight end with CallStopped."""
         if self._http is not None:
-            await self._http.aclose()
-            self._http = None
+            http, self._http = self._http, None
+            await http.aclose()
 
     async def embed_table(
         self, rows: Any, column: str = "text", *, key: str | None = None, into: str = "embedding"
@@ -193,12 +196,15 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections and end the thread; a later call opens new ones."""
+        """Close the connections and end the thread; a later call opens new ones.
+
+        Calls of other threads that are in flight end with CallStopped.
+        """
         with self._lock:
             thread, self._thread = self._thread, None
+            client = self._client
         if thread is not None:
-            thread.run(self._client.close())
-            thread.stop()
+            thread.close(client.close)
 
     def embed_table(
         self, rows: Any, column: str = "text", *, key: str | None = None, into: str = "embedding"
@@ -226,24 +232,58 @@ class Client:
 
 
 class _LoopThread:
-    """Event loop in a thread. process: the one in which it runs."""
+    """Event loop in a thread. process: the one in which it runs; its calls do nothing in another."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._run_loop, name="gateway.client", daemon=True).start()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._futures: set[Future[Any]] = set()
+        self._thread = threading.Thread(target=self._run_loop, name="gateway.client", daemon=True)
+        self._thread.start()
 
     def _run_loop(self) -> None:
         self._loop.run_forever()
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine, which ends with the caller's wait."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Return the result of a coroutine, which ends with the caller's wait. Raises: CallStopped."""
+        with self._lock:
+            if self._is_closed:
+                work.close()
+                raise CallStopped(CLOSED)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._futures.add(future)
         try:
             return future.result()
+        except CancelledError as error:
+            raise CallStopped(CLOSED) from error
         finally:
             future.cancel()
+            with self._lock:
+                self._futures.discard(future)
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """End what runs, then run a last coroutine and end the thread; wait for it, but not for ever."""
+        if self.process != os.getpid():
+            return
+        with self._lock:
+            self._is_closed = True
+            futures = list(self._futures)
+        for future in futures:
+            future.cancel()
+        asyncio.run_coroutine_threadsafe(self._end(last), self._loop)
+        self._thread.join(CLOSE_S)
+
+    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_S / 2):
+                others = asyncio.all_tasks() - {asyncio.current_task()}
+                await asyncio.gather(*others, return_exceptions=True)
+                await last()
+        finally:
+            self._loop.stop()
 
     def stop(self) -> None:
         """End the thread."""

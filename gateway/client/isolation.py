@@ -53,21 +53,19 @@ class Embedder:
             await self._send_again(rows, index, successes)
 
     async def _send(self, rows: Rows, indices: Sequence[int], slow: list[int]) -> None:
-        """Embed some texts; refused ones are searched."""
-        if not indices:
-            return
-        try:
-            await self._call(rows, indices, rows.place(indices[0], indices[-1]), lambda: True)
-        except Refused as error:
-            if len(indices) > 1:
-                at = error.place
-                starts = [0, len(indices) // 2] if at is None else [0, at, at + 1]
-                for start, end in pairwise([*starts, len(indices)]):
-                    await self._send(rows, indices[start:end], slow)
-            elif isinstance(error, TooSlow):
-                slow.append(indices[0])
-            else:
-                await self._refuse(rows, indices[0], error)
+        """Embed some texts in order; refused ones are searched."""
+        pending = [indices] if indices else []
+        while pending:
+            part = pending.pop()
+            try:
+                await self._call(rows, part, rows.place(part[0], part[-1]), lambda: True)
+            except Refused as error:
+                if len(part) > 1:
+                    pending += reversed(pieces_of(part, error.place, is_first=len(part) == len(indices)))
+                elif isinstance(error, TooSlow):
+                    slow.append(part[0])
+                else:
+                    await self._refuse(rows, part[0], error)
 
     async def _send_again(self, rows: Rows, index: int, successes: int) -> None:
         """Embed a text that the server did not answer by its deadline, sent alone, once more.
@@ -99,3 +97,17 @@ class Embedder:
             except Refused:
                 raise CallFailed(f"{rows.place(index)}: {error}; the server refuses every row") from error
             self._successes += 1
+
+
+def pieces_of(indices: Sequence[int], place: int | None, *, is_first: bool) -> list[Sequence[int]]:
+    """Return the smaller calls of a refused one. place: of the text at fault, if the server reports it.
+
+    A first call is cut around that text only, since most calls have one bad text at most. Later ones are also
+    halved: otherwise each of many bad texts has all texts behind it sent again.
+    """
+    cuts = {0, len(indices)}
+    if place is not None:
+        cuts |= {place, place + 1}
+    if place is None or not is_first:
+        cuts.add(len(indices) // 2)
+    return [indices[start:end] for start, end in pairwise(sorted(cuts))]

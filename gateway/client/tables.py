@@ -165,7 +165,7 @@ def vector_lists(vectors: Vectors, is_null: "np.ndarray[tuple[int], np.dtype[np.
     The lists have no fixed size: Spark has no such type, and pyarrow before 26 reads no Parquet file with
     nulls in it.
     """
-    kind = pa.list_(pa.float32())
+    kind = pa.list_(pa.from_numpy_dtype(vectors.dtype))
     # Offsets have 32 bits.
     most = NUMBERS_MAX // vectors.shape[1]
     chunks = []

@@ -77,6 +77,43 @@ def test_bad_rows_are_in_a_table_of_their_own(server: FakeEmbedder, open_client:
     assert ("bulk", "Bearer some-key") == (headers["x-priority"], headers["authorization"])
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_thousands_of_bad_rows_in_one_call(server: FakeEmbedder, open_client: Open, first: int) -> None:
+    # All rows of 2,048, or each second one of 4,096.
+    rows = 2048 * (1 + first)
+    texts = ["poison" if not first or number % 2 else f"text {number}" for number in range(rows)]
+    server.hook = refuse("poison", named=True)
+    done = open_client(batch_inputs=rows, concurrency=1).embed_table(table_of(texts))
+
+    assert [number for number in range(rows) if texts[number] == "poison"] == done.bad["row"].to_pylist()
+    assert_vectors(done.table)
+    sent = [len(body["input"]) for body in server.bodies]
+    assert len(sent) < 2 * rows
+    # A row is sent once more for each halving of the call, with those that are refused.
+    assert sum(sent) < 13 * rows
+
+
+@pytest.mark.parametrize("named_last", [False, True])
+def test_good_rows_of_a_named_refusal_are_computed_once(
+    server: FakeEmbedder, open_client: Open, named_last: bool
+) -> None:
+    texts = ["poison" if number in (300, 301, 977) else f"text {number}" for number in range(1000)]
+    computed: list[str] = []
+
+    def hook(found: Sequence[str]) -> Reply | None:
+        places = [place for place, text in enumerate(found) if text == "poison"]
+        if places:
+            return error(400, f"input {places[-1 if named_last else 0]}: no")
+        computed.extend(found)
+        return None
+
+    server.hook = hook
+    done = open_client(batch_inputs=1000, concurrency=1).embed_table(table_of(texts))
+    assert [300, 301, 977] == done.bad["row"].to_pylist()
+    assert sorted(text for text in texts if text != "poison") == sorted(computed)
+    assert len(server.bodies) < 20
+
+
 def test_bad_rows_without_a_key_have_their_number(server: FakeEmbedder, open_client: Open) -> None:
     done = open_client().embed_table({"text": ["a", None, "b"], "row": [7, 8, 9]}, into="v")
     assert [7, 9] == done.table["row"].to_pylist()
@@ -201,6 +238,19 @@ def test_a_client_is_pickled_by_its_settings(server: FakeEmbedder, open_client: 
 
 
 @pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
+def test_a_forked_process_closes_nothing_of_its_parent(server: FakeEmbedder, open_client: Open) -> None:
+    client = open_client()
+    client.embed_table(table_of(["a"]))
+    if not (child := os.fork()):
+        try:
+            client.close()
+        finally:
+            os._exit(0)
+    assert (child, 0) == os.waitpid(child, 0)
+    assert_vectors(client.embed_table(table_of(["b"])).table)
+
+
+@pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
 def test_a_forked_process_opens_connections_of_its_own(server: FakeEmbedder, open_client: Open) -> None:
     client = open_client()
     client.embed_table(table_of(["a"]))
@@ -208,6 +258,7 @@ def test_a_forked_process_opens_connections_of_its_own(server: FakeEmbedder, ope
         status = 1
         try:
             status = len(client.embed_table(table_of(["b"])).bad)
+            client.close()
         finally:
             os._exit(status)
     assert (child, 0) == os.waitpid(child, 0)
@@ -232,6 +283,48 @@ def test_threads_share_a_client(server: FakeEmbedder, open_client: Open) -> None
         for found in pool.map(client.embed_table, [table_of(["a", "b"])] * 3):
             assert_vectors(found.table)
     assert 2 == most
+
+
+def test_close_ends_the_calls_of_other_threads(server: FakeEmbedder, open_client: Open) -> None:
+    client, arrived, freed = open_client(concurrency=1), threading.Semaphore(0), threading.Event()
+
+    def hold(_: Sequence[str]) -> None:
+        arrived.release()
+        freed.wait(PATIENCE_S)
+
+    server.hook = hold
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            calls = [pool.submit(client.embed_table, table_of([text])) for text in "ab"]
+            assert arrived.acquire(timeout=PATIENCE_S)
+            client.close()
+            for call in calls:
+                with pytest.raises(CallStopped, match="the client was closed"):
+                    call.result(PATIENCE_S)
+        finally:
+            freed.set()
+    assert "gateway.client" not in [thread.name for thread in threading.enumerate()]
+    server.hook = lambda _: None
+    assert_vectors(client.embed_table(table_of(["c"])).table)
+
+
+async def test_close_ends_the_calls_of_other_tasks(server: FakeEmbedder, relay: tuple[Relay, str]) -> None:
+    arrived, freed = threading.Event(), threading.Event()
+
+    def hold(_: Sequence[str]) -> None:
+        arrived.set()
+        freed.wait(PATIENCE_S)
+
+    server.hook = hold
+    client = AsyncClient(relay[1], "some-key", "fake")
+    call = asyncio.create_task(client.embed_table(table_of(["a"])))
+    try:
+        assert await asyncio.to_thread(arrived.wait, PATIENCE_S)
+        await client.close()
+        with pytest.raises(CallStopped, match="the client was closed"):
+            await asyncio.wait_for(call, PATIENCE_S)
+    finally:
+        freed.set()
 
 
 async def test_coroutines(server: FakeEmbedder, relay: tuple[Relay, str]) -> None:

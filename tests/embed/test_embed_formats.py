@@ -8,11 +8,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.embed.conftest import Command, assert_vectors
+from tests.fakes.tei import vector_of
 
 TEXTS = [
     "plain",
@@ -149,6 +151,23 @@ def test_columns_of_parquet_keep_their_types(command: Command) -> None:
     assert before.schema.remove_metadata() == after.drop_columns("embedding").schema.remove_metadata()
     assert plain(before).equals(plain(after.drop_columns("embedding")))
     assert_vectors(after.select(["text", "embedding"]).to_pylist())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_parquet_with_nulls_has_lists_that_older_readers_know(command: Command, dtype: str) -> None:
+    number = {"float32": pa.float32(), "float16": pa.float16()}[dtype]
+    command.write_table("in.parquet", {"text": ["a", None, "bb", ""]})
+    options = ("--on-empty", "null", "--dtype", dtype)
+    for target, kind in (("out.parquet", pa.list_(number)), ("out.arrow", pa.list_(number, 8))):
+        assert command.run("in.parquet", "--to", target, *options).status == 0
+        table = command.table(target)
+        assert kind == table.schema.field("embedding").type
+        table.validate(full=True)
+        rows = table.to_pylist()
+        assert [False, True, False, True] == [row["embedding"] is None for row in rows]
+        np.testing.assert_allclose(rows[2]["embedding"], vector_of("bb")[:8], atol=1e-3)
+    assert command.run("in.parquet", "--to", "kept.parquet", "--on-empty", "skip").status == 0
+    assert pa.list_(pa.float32(), 8) == command.table("kept.parquet").schema.field("embedding").type
 
 
 @pytest.mark.parametrize("target", ["out.arrow", "out.lance"])

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gateway.cli.embed.plan import EmbedFailed, Plan
+from gateway.client.tables import vector_lists
 
 GROUP_BYTES = 32 * 1024 * 1024
 COLUMNS_MAX, FIELDS_MAX, DEPTH_MAX = 10_000, 1000, 16
@@ -79,6 +80,9 @@ class Writer:
         self._has_lines = plan.settings.sources[0].format == "jsonl"
         self._batches = batches
         self._dimensions = dimensions
+        # pyarrow before 26 reads no Parquet file with nulls among lists of a fixed size.
+        may_be_null = plan.output_format == "parquet" and plan.settings.on_empty == "null"
+        self._list_size = -1 if may_be_null else dimensions
         self._written = written
 
     def write(self, path: Path, facts: Mapping[str, str]) -> tuple[str, ...]:
@@ -151,14 +155,17 @@ class Writer:
                 if pa.types.is_dictionary(field.type):
                     schema = schema.set(index, field.with_type(field.type.value_type))
         number = pa.float32() if self._dtype == "float32" else pa.float16()
-        return schema.append(pa.field(self._column, pa.list_(number, self._dimensions)))
+        return schema.append(pa.field(self._column, pa.list_(number, self._list_size)))
 
     def _tables(self, columns: "JsonColumns | None", schema: pa.Schema) -> Iterator[pa.Table]:
         *kinds, kind = schema.types
         for rows, vectors, is_null in self._rows():
             batch = rows if columns is None else columns.batch(rows.column(0))
-            mask = pa.array(is_null, pa.bool_())
-            lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=kind, mask=mask)
+            if self._list_size < 0:
+                lists = vector_lists(vectors, np.array(is_null, bool))
+            else:
+                mask = pa.array(is_null, pa.bool_())
+                lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=kind, mask=mask)
             cast_columns = [column.cast(to) for column, to in zip(batch.columns, kinds, strict=True)]
             yield pa.table([*cast_columns, lists], schema=schema)
 
