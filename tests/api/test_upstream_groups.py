@@ -9,7 +9,7 @@ import pytest
 
 from gateway.events import UpstreamJudged, UpstreamTried
 from tests.conftest import KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, fail_with, respond_with, tei_with_hook, until
+from tests.fakes.hooks import RERANKER, Gate, fail_with, respond_with, until
 from tests.fakes.tei import FakeTei, assert_vectors
 
 UPSTREAMS = """
@@ -301,24 +301,30 @@ async def test_a_replica_that_changes_its_model_serves_no_call(boot: Boots) -> N
     [
         ("prompts: {query: 'q: '}", {}, "prompts differ"),
         ("", {"max_input_length": 8}, "at most 8 tokens"),
-        ("", {"model_type": RERANKER}, "reranker"),
     ],
 )
 async def test_upstreams_that_contradict_each_other_are_refused(
     boot: Boots, settings: str, info: dict[str, Any], reason: str
 ) -> None:
     config = EVEN.replace("b: {", f"b: {{{settings}, ") if settings else EVEN
-    gate = Gate()
-    other = tei_with_hook(gate, **info)
+    other = FakeTei(**info)
     async with boot({"a": FakeTei(), "b": other}, config) as gateway:
-        # The first one to join says what the model is.
-        await until_standing(gateway, "a", "serving")
-        gate.opened.set()
         await until_standing(gateway, "b", "refused")
         assert reason in gateway.application.gateway.serving.groups["m"].judge.judgements["b"].reason
         assert_vectors(await embed(gateway, "x"), "x")
 
     assert not other.requests
+
+
+async def test_an_embedding_model_and_a_reranker_share_no_name(boot: Boots) -> None:
+    async with boot({"a": FakeTei(), "b": FakeTei(model_type=RERANKER)}, EVEN) as gateway:
+        # The first one that is known says what the model is.
+        await until(lambda: {"refused", "serving"} == set(standings(gateway).values()))
+        judgements = gateway.application.gateway.serving.groups["m"].judge.judgements
+        (reason,) = (each.reason for each in judgements.values() if each.standing == "refused")
+
+    assert "embedding model" in reason
+    assert "reranker" in reason
 
 
 async def test_rerankers_need_no_vectors_in_common(boot: Boots) -> None:
