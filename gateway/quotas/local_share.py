@@ -219,7 +219,7 @@ class LocalShare:
             return request.refusal(limit, left_us, [LimitStatus(limit, remaining, left_us)], now_us)
         return QuotaExceeded(
             f"limit {request.text(limit).name}: this gateway may admit {request.text(share).amount} of it, "
-            f"and this call {request.cost_text(limit)}; it may pass when the store is available again",
+            f"and {request.cost_text(limit)}; it may pass when the store is available again",
             unit=limit.unit,
             calendar=False,
             retry_after_s=OUTAGE_RETRY_S,
