@@ -211,9 +211,12 @@ async def probe_features(profile: VllmProfile, send: SendRequest) -> VllmProfile
     if vectors is not None:
         return await _probe_vectors(profile, vectors, send)
     # The one class of a cross-encoder is that of its scores.
-    profile = await _probe_classes(await _probe_scores(profile, send), send)
-    is_classifier = profile.classes or profile.scores is not None
-    return profile if is_classifier else await _probe_token_vectors(profile, send)
+    scored = await _probe_classes(await _probe_scores(profile, send), send)
+    if not (scored.classes or scored.scores is not None):
+        return await _probe_token_vectors(profile, send)
+    # A server that is starting, or a proxy before it, may have refused the first question alone.
+    vectors = await _try_vectors(send, {})
+    return scored if vectors is None else await _probe_vectors(profile, vectors, send)
 
 
 async def _probe_vectors(profile: VllmProfile, vectors: Vectors, send: SendRequest) -> VllmProfile:

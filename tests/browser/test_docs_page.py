@@ -220,7 +220,9 @@ def test_body_and_answers_are_described(docs: Docs) -> None:
     nested = body.locator(".nested .field-row").count()
     answers = page.get_by_role("region", name="Answers")
     answers.locator("summary", has_text="429").click()
+    answers.locator("details", has_text="429").get_by_text('"auth_throttled"').first.wait_for()
     limited = answers.locator("details", has_text="429").inner_text()
+    answers.locator("details", has_text="200").get_by_text('"embedding": [0.0213').first.wait_for()
     answered = answers.locator("details", has_text="200").inner_text()
 
     assert "integer" in dimensions

@@ -85,10 +85,11 @@ def test_marks_what_differs_and_who_answers(browser: Any, gateways: Gateways) ->
     other = page.locator(f"#fleet tbody tr:has-text(':{port_of(gateways.two)}')")
     own.get_by_text("answers this page").wait_for()
     other.get_by_text("differs in models").wait_for()
+    # A gateway reports every few seconds whether it is ready.
+    page.wait_for_selector("#fleet-figures:has-text('2 of 2')")
     figures = page.inner_text("#fleet-figures")
     observed.context.close()
 
-    assert "2 of 2" in figures
     assert "marked where a gateway differs" in figures
     assert [] == observed.complaints
 

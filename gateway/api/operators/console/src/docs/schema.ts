@@ -117,7 +117,7 @@ export function exampleOf(schema: Schema, schemas: Schemas, name = "", depth = 0
   if (target.enum) return target.enum.find((value) => value !== null) ?? null;
   if (target.oneOf) return exampleOf(target, schemas, name, depth + 1);
   if (target.type === "array") {
-    if (target.items?.type === "number") return [0.0213, -0.0471, 0.0382];
+    if (choicesOf(target.items ?? {}).some(({ type }) => type === "number")) return [0.0213, -0.0471, 0.0382];
     return [exampleOf(target.items ?? {}, schemas, name, depth + 1)];
   }
   if (target.properties) {

@@ -1,6 +1,6 @@
 // What the key of this tab may do, and the models that it may call.
 import { createContext } from "preact";
-import { useContext } from "preact/hooks";
+import { useContext, useState } from "preact/hooks";
 import { get, type RequestError } from "../lib/api.ts";
 import { useLoad } from "../lib/load.ts";
 import { hasKey } from "../lib/session.ts";
@@ -42,13 +42,18 @@ export const useAccess = () => useContext(AccessContext);
 // An operator has one of these scopes.
 const OPERATORS = ["admin", "admin:read"];
 
+const ASK_AGAIN_MS = 10_000;
+
 export function useAccessSource(isDenied: boolean): Access {
+  // While the store is late or away, it is not known what the key may do.
+  const [isKnown, setKnown] = useState(true);
   const { content, problem } = useLoad(async () => {
     if (!hasKey()) return null;
     const models = (await get<{ data: ListedModel[] }>("/v1/models")).data;
     const own = await get<{ scopes?: string[]; tenant?: string }>("/usage").catch(() => null);
+    setKnown(own !== null);
     return { models, scopes: own?.scopes, tenant: own?.tenant };
-  }, null);
+  }, isKnown ? null : ASK_AGAIN_MS);
   const scopes = content?.scopes;
   return {
     hasKey: hasKey(),
