@@ -63,11 +63,20 @@ def test_every_kept_difference_applies_to_a_recorded_call() -> None:
     assert [] == [kept.title for kept in KEPT if not any(map(kept.applies, RECORDED))]
 
 
-def test_the_kept_differences_are_in_the_documents() -> None:
+# Differences that no recorded call shows; test_tei_fields.py has most of them.
+NOT_RECORDED = {
+    "`/info`: `max_batch_requests`, `sha`, `docker_label`",
+    "`/info`: `tokenization_workers`",
+    "a body with `content-type: text/plain`",
+    "`/vertex` with an empty `instances`",
+    "`/similarity` with a sparse model",
+}
+
+
+def test_the_kept_differences_are_those_of_the_documents() -> None:
     text = Path("docs/dialects-servers.md").read_text(encoding="utf-8")
     section = text.partition("### Differences from TEI\n")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|")[0].strip() for line in section.splitlines() if line.startswith("| ")]
 
-    # Rows of other tests, with what was not recorded, stand between them.
-    titles = [kept.title for kept in KEPT]
-    assert titles == [row for row in rows if row in titles]
+    assert [kept.title for kept in KEPT] == [row for row in rows[1:] if row not in NOT_RECORDED]
+    assert set(rows) >= NOT_RECORDED

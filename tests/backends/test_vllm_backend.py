@@ -370,3 +370,21 @@ async def test_an_instruction_reaches_only_a_server_that_applies_it(instructed: 
     reply = await backend.run(work, 5.0)
     assert isinstance(reply, RerankReply)
     np.testing.assert_allclose([logit_of("find q", "a"), logit_of("find r", "b")], reply.scores, rtol=1e-5)
+
+
+async def test_a_server_that_refused_the_first_question_alone_embeds() -> None:
+    """A server that is starting, or a proxy before it, may refuse one path and answer the next."""
+    server, refused = FakeVllm(), []
+
+    async def refuse_once(path: str, _: Any) -> tuple[int, bytes] | None:
+        if path.endswith("/embeddings") and not refused:
+            refused.append(path)
+            return 404, b'{"detail":"Not Found"}'
+        return None
+
+    server.hook = refuse_once
+    backend = backend_of(server)
+    offered = await backend.describe(5.0)
+
+    assert 1 == len(refused)
+    assert Operation.EMBED in offered.operations
