@@ -2,8 +2,8 @@
 
 Rule: an upstream whose vectors were not compared, or are of another space, serves no call of the model. The
 first one whose vectors are known defines the space. Of upstreams of different kinds, the first in the
-configuration that is known decides what the model is. Upstreams that contradict each other otherwise (prompts,
-length, kind) are refused too: equal texts must not have different vectors.
+configuration that is known decides what the model is. Upstreams that contradict each other otherwise
+(prompts, length, kind) are refused too: equal texts must not have different vectors.
 """
 
 from collections.abc import Mapping

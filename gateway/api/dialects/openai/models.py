@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}, also without /v1: the models that a key may use, as clients of several APIs read them.
+"""GET /v1/models and /v1/models/{id}, also without /v1: the models that a key may use.
 
 OpenAI's, Mistral's and Xinference's clients read `data`, SIE's read `models`.
 Source: OpenAI OpenAPI document 2.3.0; sie-sdk 0.10.1, `ModelInfo`; mistralai 3.7, `BaseModelCard`;
