@@ -1,4 +1,4 @@
-"""Clients in Rust, which wheels carry: async-openai, liter-llm, edgequake-llm, aimux, sqlite-rembed.
+"""Clients in Rust, which wheels carry: async-openai, liter-llm, edgequake-llm, aimux, Memvid, sqlite-rembed.
 
 async-openai is the client within CocoIndex, and liter-llm the one within Kreuzberg. The HTTP libraries are
 reqwest and ureq.
@@ -11,6 +11,7 @@ import os
 import struct
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import aimux
@@ -252,6 +253,24 @@ def test_kreuzberg_reports_errors(gateway: Gateway) -> None:
     config = kreuzberg.EmbeddingConfig(model=kreuzberg.EmbeddingModelType.llm(model))
     with pytest.raises(Exception, match="nowhere"):
         kreuzberg.embed_sync(TEXTS, config=config)
+
+
+# Memvid: reqwest, and names of OpenAI's models only.
+
+
+def test_memvid_embeds_and_searches(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MEMVID_TELEMETRY", "0")
+    monkeypatch.setenv("OPENAI_BASE_URL", gateway.url)
+    monkeypatch.setenv("OPENAI_API_KEY", gateway.key)
+    import memvid_sdk
+
+    memory = memvid_sdk.create(str(tmp_path / "memory.mv2"), enable_vec=True, enable_lex=True)
+    for title in ("the sea is blue", "an apple is sweet", "cars drive"):
+        memory.put(text=title, title=title, label="", enable_embedding=True, embedding_model="openai-small")
+    found = memory.find("fruit", mode="sem", query_embedding_model="openai-small", k=3)["hits"]
+    assert ("an apple is sweet", 3) == (found[0]["title"], len(found))
 
 
 # edgequake-llm: addresses and keys in variables, async-openai for Azure's API, and reqwest for others.
