@@ -463,6 +463,25 @@ async def deployment_embeddings(request: Request[OpenAIEmbeddingsRequest]) -> Ht
     return await _serve(request)
 
 
+@inference(
+    "/perplexity/v1/embeddings",
+    errors=OPENAI,
+    reply=OpenAIEmbeddingsResponse,
+    description="One vector for each input, as bytes in base64",
+    tags=["OpenAI"],
+    below_models=False,
+)
+async def perplexity_embeddings(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
+    """Turn texts into vectors, as Perplexity does.
+
+    The same as `/v1/embeddings`, but `encoding_format` is `base64_int8` by default, because Perplexity has no
+    vectors of numbers.
+    """
+    if request.body.encoding_format is None:
+        request.body.encoding_format = "base64_int8"
+    return await _serve(request)
+
+
 async def _serve(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
     data, context = request.body, request.context
     encoding = data.encoding()
@@ -556,4 +575,4 @@ def _multi_vectors(reply: EncodeReply, encoding: Encoding) -> Iterator[bytes]:
         yield b"}" if grid is None else b',"patch_grid":' + json_bytes(msgspec.to_builtins(grid)) + b"}"
 
 
-HANDLERS = [embeddings, multi_vector]
+HANDLERS = [embeddings, multi_vector, perplexity_embeddings]

@@ -201,6 +201,23 @@ async def contextualized_embeddings(request: Request[ContextualizedRequest]) -> 
     Takes Voyage's `inputs` and Perplexity's `input`. The model reads the chunks of a document as one text,
     which is late chunking; a document that is longer than the model is refused.
     """
+    return await _serve(request)
+
+
+@inference(
+    "/perplexity/v1/contextualizedembeddings",
+    errors=OPENAI,
+    reply=ContextualizedResponse,
+    description="One vector for each chunk of each document",
+    tags=["Cohere and Jina"],
+    below_models=False,
+)
+async def perplexity_contextualized(request: Request[ContextualizedRequest]) -> HttpReply:
+    """Turn the chunks of documents into vectors: the same as `/v1/contextualizedembeddings`."""
+    return await _serve(request)
+
+
+async def _serve(request: Request[ContextualizedRequest]) -> HttpReply:
     data = request.body
     encoding = data.encoding()
     call = decode_contextualized(request)
