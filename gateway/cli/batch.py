@@ -206,7 +206,7 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
         add_json_option(action)
 
 
-def batch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_batch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run an action and return its exit status.
 
     It is 1 if the gateway refuses it or the batch has failed, 3 if some of its lines have, 130 after Ctrl-C.

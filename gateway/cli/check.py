@@ -49,7 +49,7 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_command(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run `gateway check`."""
     if not 0 < options.timeout <= LIVE_TIMEOUT_MAX_S:
         show_line(f"--timeout: more than 0 and at most {LIVE_TIMEOUT_MAX_S:g}, not {options.timeout:g}")

@@ -18,7 +18,7 @@ def add_drain_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for scripts")
 
 
-def drain(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_drain(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Drain the gateway or end its drain; return 1 if it cannot be reached or refuses the request."""
     return ask_gateway(options, environment, lambda client, _: _drain(options, client))
 

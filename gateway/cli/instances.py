@@ -47,7 +47,7 @@ def add_instances_options(parser: argparse.ArgumentParser) -> None:
     logs.add_argument("--lines", type=int, default=LINES, metavar="N", help=f"default: {LINES}")
 
 
-def instances(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_instances(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run an action; return 1 if the gateway cannot be reached or refuses the request."""
     return ask_gateway(options, environment, lambda client, _: _run(options, client), TIMEOUT_S)
 

@@ -421,7 +421,7 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def import_config(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_import(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Print or write the configuration; report what it leaves out; return 1 if there is none."""
     errors = CleanConsole(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     try:

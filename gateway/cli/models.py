@@ -93,7 +93,7 @@ def add_models_options(parser: argparse.ArgumentParser) -> None:
     _add_registry_actions(actions)
 
 
-def models(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_models(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run one action; return 1 if the engine would not load the inspected checkpoint, or the action fails."""
     if options.action != "inspect":
         return _run_on_registry(options, environment)

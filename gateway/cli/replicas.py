@@ -32,7 +32,7 @@ def add_replicas_options(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--json", action="store_true", help="for scripts")
 
 
-def replicas(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_replicas(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run an action; return 1 if the gateway cannot be reached or refuses the request."""
     return ask_gateway(options, environment, lambda client, _: _run(options, client), TIMEOUT_S)
 

@@ -73,7 +73,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     add_server_key_option(parser)
 
 
-def serve_command(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_serve(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Serve a file, or the models that are named; return 1 if the gateway cannot start."""
     errors = CleanConsole(stderr=True, soft_wrap=True, highlight=False)
     if not options.models:

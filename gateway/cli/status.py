@@ -103,7 +103,7 @@ def add_status_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Show the status; return 1 if the gateway cannot be reached or refuses the request."""
 
     def show(client: GatewayClient, url: str) -> None:

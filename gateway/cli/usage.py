@@ -97,7 +97,7 @@ def _day(text: str) -> date:
         raise argparse.ArgumentTypeError(f"{text!r} is no day such as 2027-01-31") from error
 
 
-def usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Show the usage, or delete an end user's; return 1 if that fails, or the days are not a period.
 
     2 for a wrong command line.

@@ -139,7 +139,7 @@ def _cosine(text: str) -> float:
     return value
 
 
-def verify(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_verify(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Print the comparison; return 1 if vectors differ that should agree, or an upstream cannot be read."""
     try:
         config = load_config(options.config, environment, SECTIONS)

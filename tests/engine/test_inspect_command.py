@@ -91,7 +91,7 @@ def test_unknown_upstream_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixt
         "models: {a: {upstream: a}}\n"
     )
 
-    assert command.models(options("b", "-c", str(config)), {}) == 1
+    assert command.run_models(options("b", "-c", str(config)), {}) == 1
     assert "no torch upstream 'b'; it has: a" in capsys.readouterr().err
 
 
@@ -100,7 +100,7 @@ def test_installation_without_the_engine_is_an_error(
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda _: None)
 
-    assert command.models(options(DEFAULT_MODEL), {}) == 1
+    assert command.run_models(options(DEFAULT_MODEL), {}) == 1
     assert "needs torch and transformers" in capsys.readouterr().err
 
 
