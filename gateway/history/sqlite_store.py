@@ -59,7 +59,6 @@ class HistoryInSqlite:
         self._file = SqliteFile(path, TABLES, LAYOUT, NAMES)
 
     async def put(self, part: Part) -> None:
-        """Store a part, unless it is there or was folded."""
 
         def put(database: sqlite3.Connection) -> None:
             now_s = time.time()
@@ -79,17 +78,14 @@ class HistoryInSqlite:
         await self._file.transact(put)
 
     async def open_minutes(self) -> list[int]:
-        """Return the minutes that have parts."""
         query = "SELECT DISTINCT minute FROM parts WHERE length(content) ORDER BY minute"
         return [minute for (minute,) in await self._file.rows(query)]
 
     async def parts(self, minute: int) -> Mapping[str, bytes]:
-        """Return the parts of a minute, without folded ones."""
         query = "SELECT name, content FROM parts WHERE minute = ? AND length(content)"
         return dict(await self._file.rows(query, minute))
 
     async def chunks(self, places: Sequence[Chunk]) -> list[bytes | None]:
-        """Return chunks, None for each that is not there."""
         query = "SELECT content FROM chunks WHERE key = ?"
 
         def read(database: sqlite3.Connection) -> list[bytes | None]:
@@ -99,11 +95,9 @@ class HistoryInSqlite:
         return await self._file.run(read)
 
     async def version(self) -> int:
-        """Return the number of the last fold."""
         return int((await self._file.rows("SELECT number FROM version"))[0][0])
 
     async def fold(self, fold: Fold) -> bool:
-        """Carry out a step; return False, with nothing changed, if another one came between."""
 
         def carry_out(database: sqlite3.Connection) -> bool:
             (version,) = database.execute("SELECT number FROM version").fetchone()
@@ -133,12 +127,10 @@ class HistoryInSqlite:
         return True
 
     async def names(self) -> Mapping[int, str]:
-        """Return the names of rows."""
         rows = await self._file.rows("SELECT number, name FROM names ORDER BY period")
         return {int(number, 16): name for number, name in rows}
 
     async def put_spans(self, day: int, recorder: str, content: bytes) -> None:
-        """Store the replicas of one process on a day, in place of those before."""
         query = """
         INSERT INTO spans SELECT ?1, ?2, ?3 WHERE (SELECT count(*) FROM spans WHERE day = ?1) < ?4
             OR EXISTS (SELECT 1 FROM spans WHERE day = ?1 AND recorder = ?2)
@@ -147,10 +139,8 @@ class HistoryInSqlite:
         await self._file.change(query, (day, recorder, content, RECORDERS_MAX))
 
     async def spans(self, days: Sequence[int]) -> list[bytes]:
-        """Return the replicas of all processes on some days."""
         query = "SELECT content FROM spans WHERE day BETWEEN ? AND ? ORDER BY day"
         return [content for (content,) in await self._file.rows(query, min(days), max(days))]
 
     async def aclose(self) -> None:
-        """Close the file."""
         await self._file.aclose()
