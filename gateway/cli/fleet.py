@@ -6,8 +6,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.output import NONE, count_of, short, span, table_of
+from gateway.cli.output import NONE, short, span, table_of
 from gateway.cli.printable import plain
+from gateway.config.problems import count_of
 from gateway.fleet.members import FleetMember, FleetReport
 
 PATH = "/admin/fleet"

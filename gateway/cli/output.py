@@ -1,7 +1,7 @@
 """Lines and tables on the terminal."""
 
 import sys
-from collections.abc import Collection, Iterable, Sequence, Sized
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.printable import plain, printable
-from gateway.config.problems import ConfigError
+from gateway.config.problems import ConfigError, count_of
 
 # A pipe has no width, and a cell must not be cut there.
 PIPE_WIDTH = 1000
@@ -114,11 +114,6 @@ def span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{int(seconds // size)} {unit}"
     return f"{max(0, int(seconds))} s"
-
-
-def count_of(items: Sized, noun: str) -> str:
-    """Return the number of items with its noun."""
-    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 
 def show_problems(path: Path, error: ConfigError) -> None:

@@ -18,8 +18,8 @@ from gateway.audit.redis_store import AuditInRedis
 from gateway.cli.context import MEMORY, TIMEOUT_S, add_store_options, show_config_problems, store_config
 from gateway.cli.gateway_client import GatewayClient
 from gateway.cli.operator_options import add_admin_address_options, ask_gateway, named_url
-from gateway.cli.output import count_of, print_result, show_line, show_table, write_document
-from gateway.config.problems import ConfigError
+from gateway.cli.output import print_result, show_line, show_table, write_document
+from gateway.config.problems import ConfigError, count_of
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
