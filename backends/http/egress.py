@@ -5,6 +5,7 @@ Servers in the cluster are called by the own pool, to which the environment's pr
 
 import importlib.util
 from collections.abc import Callable
+from ipaddress import ip_address, ip_network
 from typing import TypeAlias
 from urllib.request import getproxies, proxy_bypass
 
@@ -18,6 +19,8 @@ from backends.http.tls import tls_context
 
 # Returns the client of a replica, with the credentials of each request, if they are not in its headers.
 OpenClient: TypeAlias = Callable[[ReplicaSpec, Authorizer | None], UpstreamClient]
+# Ports of addresses that name none, as NO_PROXY may name them.
+PORTS = {"http": 80, "https": 443}
 # h2 is in the extra `egress`.
 HAS_HTTP2 = importlib.util.find_spec("h2") is not None
 
@@ -33,9 +36,36 @@ def proxy_of(address: str, configured: str | None = None) -> str | None:
     url, proxies = httpx.URL(address), getproxies()
     found = proxies.get(url.scheme) or proxies.get("all")
     host = url.host if url.port is None else f"{url.host}:{url.port}"
-    if not found or proxy_bypass(host):
+    if not found or proxy_bypass(host) or _is_exempt(url, proxies.get("no", "")):
         return None
     return found if "://" in found else f"http://{found}"
+
+
+def _is_exempt(url: httpx.URL, entries: str) -> bool:
+    """Return True if NO_PROXY exempts an address in a form that urllib does not know.
+
+    These are networks, addresses of IPv6 in brackets, `*.example.com`, and the port that a scheme implies.
+    """
+    port = url.port or PORTS.get(url.scheme)
+    return any(_exempts(entry.strip().lower(), url.host, port) for entry in entries.split(","))
+
+
+def _exempts(entry: str, host: str, port: int | None) -> bool:
+    name, _, named_port = entry.rpartition(":")
+    if named_port.isdigit() and (name.endswith("]") or ":" not in name):
+        if int(named_port) != port:
+            return False
+        entry = name
+    entry = entry.strip("[]")
+    try:
+        network = ip_network(entry, strict=False)
+    except ValueError:
+        suffix = entry.removeprefix("*").lstrip(".")
+        return bool(suffix) and (host == suffix or host.endswith(f".{suffix}"))
+    try:
+        return ip_address(host) in network
+    except ValueError:
+        return False
 
 
 def open_egress(
