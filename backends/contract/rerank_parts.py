@@ -32,7 +32,7 @@ PartsPair: TypeAlias = tuple[tuple[Part, ...], tuple[Part, ...]]
 class ScoreParts(BaseWork, frozen=True, tag="score_parts"):
     """Request for one score per pair, answered by a `RerankReply`; at least one part is a picture.
 
-    A reranker that reads pictures scores the pairs. Else the vectors of a model that embeds pictures do.
+    A reranker that reads pictures scores the pairs; elsewhere the vectors of a model that embeds pictures do.
     pairs: the parts of each query and its document. raw_scores, instruction, max_tokens: as in `Rerank`.
     """
 

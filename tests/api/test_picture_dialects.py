@@ -372,6 +372,20 @@ async def test_pairs_with_pictures_are_refused_where_none_scores_them(boot: Boot
     assert 200 == text.status_code
 
 
+@pytest.mark.parametrize("kind", ["video_url", "input_audio"])
+@pytest.mark.parametrize("path", ["/v1/rerank", "/score"])
+async def test_other_media_are_not_ranked(boot: Boots, path: str, kind: str) -> None:
+    values = {"video_url": {"url": "data:video/mp4;base64,AAAA"}, "input_audio": {"data": "AAAA"}}
+    side = {"content": [{"type": kind, kind: values[kind]}]}
+    body = {"query": "q", "documents": [side]} if path == "/v1/rerank" else {"text_1": "q", "text_2": side}
+    reply = await posted(
+        boot({"one": FakeVllm(task="classify", images=True)}, config_of("vllm", "")), path, body
+    )
+
+    assert 400 == reply.status_code
+    assert ("video_url" if kind == "video_url" else "is sound") in reply.text
+
+
 async def test_a_picture_as_a_text_is_refused_by_a_reranker_of_pictures(boot: Boots) -> None:
     async with boot({"one": FakeVllm(task="classify", images=True)}, config_of("vllm", "")) as gateway:
         reply = await gateway.post("/v1/rerank", {"query": "q", "documents": ["a", FIRST]})
