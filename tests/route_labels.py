@@ -160,6 +160,8 @@ ROUTE_LABELS = PLAIN_PATHS | {
     "/v1/encode/{model}",
     "/v1/files/{file_id}",
     "/v1/retrieval/{model}/reranking",
+    "/openai/models/{model}",
+    "/openai/v1/models/{model}",
     "/v1/models/{model}",
     "/v1/models/{model}:batchEmbedContents",
     "/v1/models/{model}:countTokens",

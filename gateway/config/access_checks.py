@@ -81,8 +81,8 @@ def listener_problems(config: Config) -> Iterator[Problem]:
     if config.metrics and not ENDPOINT.fullmatch(config.metrics.endpoint):
         yield Problem("metrics.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/metrics")
     for index, network in enumerate(config.trusted_proxies):
-        if not is_network(network):
-            yield Problem(f"trusted_proxies[{index}]", NO_NETWORK)
+        if problem := _form_problem(network):
+            yield Problem(f"trusted_proxies[{index}]", problem)
     for index, origin in enumerate(config.cors.origins if config.cors else ()):
         if origin != "*" and not ORIGIN.fullmatch(origin):
             yield Problem(f"cors.origins[{index}]", "not an origin, such as https://app.example.org, or *")
@@ -252,18 +252,30 @@ def _network_problem(
     written: str, proxies: Iterable[Network], first_use: Mapping[Network, str]
 ) -> str | None:
     """Return why a network cannot identify a tenant, None if it can. first_use: of networks before it."""
-    if not is_network(written):
-        return NO_NETWORK
-    network = ip_network(written)
-    mapped = _mapped(network)
-    if 0 in (network.prefixlen, mapped and mapped.prefixlen):
+    if is_network(written) and _is_everything(ip_network(written)):
         return EVERY_ADDRESS
-    if mapped is not None:
-        return f"is IPv4 in the form of IPv6, which counts as IPv4: write {mapped}"
+    if problem := _form_problem(written):
+        return problem
+    network = ip_network(written)
     if network in first_use:
         return f"is also {first_use[network]}"
     is_hidden = any(proxy.version == network.version and network.subnet_of(proxy) for proxy in proxies)  # type: ignore[arg-type]
     return "has no effect: all of it are `trusted_proxies`, which are no callers" if is_hidden else None
+
+
+def _form_problem(written: str) -> str | None:
+    """Return why a text is no network that an address could be in, None if it is one."""
+    if not is_network(written):
+        return NO_NETWORK
+    mapped = _mapped(ip_network(written))
+    if mapped is not None:
+        return f"is IPv4 in the form of IPv6, which counts as IPv4: write {mapped}"
+    return None
+
+
+def _is_everything(network: Network) -> bool:
+    mapped = _mapped(network)
+    return 0 in (network.prefixlen, mapped and mapped.prefixlen)
 
 
 def _mapped(network: Network) -> IPv4Network | None:

@@ -1,8 +1,9 @@
 """Judgement of the upstreams of one model: which of them may serve it, and why the others may not.
 
 Rule: an upstream whose vectors were not compared, or are of another space, serves no call of the model. The
-first one whose vectors are known defines the space. Upstreams that contradict each other otherwise (prompts,
-length, kind) are refused too: equal texts must not have different vectors.
+first one whose vectors are known defines the space. Of upstreams of different kinds, the first in the
+configuration that is known decides what the model is. Upstreams that contradict each other otherwise
+(prompts, length, kind) are refused too: equal texts must not have different vectors.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from backends.contract import FREE_OPERATIONS, Capabilities, Operation, Truncate
 from gateway.calls import Call, default_truncation
 from gateway.config import schema
 from gateway.events import Observe, Standing, UpstreamJudged
-from gateway.routing.offers import Facts, common_capabilities, contradiction, kind_of_model
+from gateway.routing.offers import Facts, Kind, common_capabilities, contradiction, kind_of_model
 from gateway.routing.split import Trial
 from gateway.upstreams.member import MIXED, JudgedUpstream
 from gateway.vector_spaces.fingerprint import Fingerprint, cosine_text
@@ -165,8 +166,7 @@ class Judge:
         admitted: list[Facts] = []
         lead: str | None = None
         canary: Facts | None = None
-        # The canary is the last in any case.
-        for name in sorted(self.judged, key=lambda name: (name not in self.members, name != self.lead)):
+        for name in sorted(self.judged, key=self._precedence):
             judgement = judgements[name] = self._judgement(name, admitted)
             if judgement.standing == "serving" and name in self.members:
                 admitted += filter(None, (self._facts(name),))
@@ -179,6 +179,21 @@ class Judge:
         for name, judgement in self._judgements.items():
             if judgement != before.get(name, WAITING):
                 self._observe(UpstreamJudged(self._space.model, name, judgement.standing, judgement.reason))
+
+    def _precedence(self, name: str) -> tuple[bool, bool, bool]:
+        """Return the order of judgement: the lead before others, and the canary last in any case.
+
+        Upstreams of the first known member's kind come before: whichever is known first, the configuration
+        decides whether a name is an embedding model or a reranker.
+        """
+        return name not in self.members, self._kind(name) != self._kind_wanted(), name != self.lead
+
+    def _kind_wanted(self) -> Kind | None:
+        return next((kind for name in self.members if (kind := self._kind(name)) is not None), None)
+
+    def _kind(self, name: str) -> Kind | None:
+        capabilities = self.judged[name].capabilities
+        return None if capabilities is None else kind_of_model(capabilities)
 
     def _judgement(self, name: str, admitted: list[Facts]) -> Judgement:
         """Return the judgement of one upstream. admitted: those that serve the model, the lead first."""

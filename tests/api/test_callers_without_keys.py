@@ -187,7 +187,7 @@ def test_places_of_callers_without_keys_are_checked() -> None:
     text = (
         BASE
         + """
-trusted_proxies: [192.0.2.0/24]
+trusted_proxies: [192.0.2.0/24, "::ffff:198.51.100.0/120"]
 listeners:
   - {address: "127.0.0.1:8080", tenant: acme}
   - {address: "nowhere", tenant: operators}
@@ -199,6 +199,7 @@ tenants:
 """
     )
     assert {
+        "trusted_proxies[1]": "is IPv4 in the form of IPv6, which counts as IPv4: write 198.51.100.0/24",
         "listeners[0].address": (
             "needs a port of its own, other than those of `listen`, `admin.listen`, `grpc.listen` and "
             "`manager.listen`"

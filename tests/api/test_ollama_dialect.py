@@ -39,6 +39,24 @@ async def test_embed_cuts_dimensions(boot: Boots) -> None:
     np.testing.assert_allclose(whole[:, :4] / np.linalg.norm(whole[:, :4], axis=1, keepdims=True), cut, 1e-5)
 
 
+@pytest.mark.parametrize("width", [8, 9, 768])
+async def test_embed_returns_whole_vectors_for_a_width_above_the_models(boot: Boots, width: int) -> None:
+    reply = await posted(boot(fakes()), "/api/embed", {"model": "bge", "input": TEXTS, "dimensions": width})
+
+    assert 200 == reply.status_code, reply.text
+    np.testing.assert_allclose([vector_of(text) for text in TEXTS], reply.json()["embeddings"], rtol=1e-6)
+
+
+async def test_a_width_names_no_model_that_does_not_exist(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        plain, wide = [
+            await gateway.post("/api/embed", {"model": "nowhere", "input": TEXTS} | width)
+            for width in ({}, {"dimensions": 768})
+        ]
+
+    assert (404, plain.json()) == (wide.status_code, wide.json())
+
+
 async def test_the_older_form_embeds_one_text(boot: Boots) -> None:
     reply = await posted(boot(fakes()), "/api/embeddings", {"model": "bge", "prompt": "red", "keep_alive": 0})
 

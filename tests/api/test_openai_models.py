@@ -76,9 +76,10 @@ async def test_the_default_models_are_marked(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize("name", ["bge", "org/bge", "org%2Fbge"])
-async def test_a_single_model_equals_its_item_in_the_list(boot: Boots, name: str) -> None:
+@pytest.mark.parametrize("base", ["/v1", "", "/openai/v1", "/openai"])
+async def test_a_single_model_equals_its_item_in_the_list(boot: Boots, base: str, name: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
-        reply = await gateway.client.get(f"/v1/models/{name}")
+        reply = await gateway.client.get(f"{base}/models/{name}")
         items = (await gateway.client.get("/v1/models")).json()["data"]
 
     assert 200 == reply.status_code
@@ -91,6 +92,13 @@ async def test_an_unknown_model_is_404(boot: Boots, name: str) -> None:
         reply = await gateway.client.get(f"/v1/models/{name}")
 
     assert (404, "model_not_found") == (reply.status_code, reply.json()["error"]["code"])
+
+
+async def test_an_operation_below_a_model_is_not_read(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        replies = [await gateway.client.get(f"/models/{path}") for path in ("nowhere", "bge/embed")]
+
+    assert [404, 405] == [reply.status_code for reply in replies]
 
 
 async def test_a_tenant_sees_only_what_it_may_use(boot: Boots) -> None:

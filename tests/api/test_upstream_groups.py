@@ -9,7 +9,7 @@ import pytest
 
 from gateway.events import UpstreamJudged, UpstreamTried
 from tests.conftest import KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, fail_with, respond_with, until
+from tests.fakes.hooks import RERANKER, Gate, fail_with, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei, assert_vectors
 
 UPSTREAMS = """
@@ -316,15 +316,17 @@ async def test_upstreams_that_contradict_each_other_are_refused(
     assert not other.requests
 
 
-async def test_an_embedding_model_and_a_reranker_share_no_name(boot: Boots) -> None:
-    async with boot({"a": FakeTei(), "b": FakeTei(model_type=RERANKER)}, EVEN) as gateway:
-        # The first one that is known says what the model is.
-        await until(lambda: {"refused", "serving"} == set(standings(gateway).values()))
+async def test_the_first_upstream_of_a_name_says_what_kind_of_model_it_is(boot: Boots) -> None:
+    gate = Gate()
+    servers = {"a": tei_with_hook(gate), "b": FakeTei(model_type=RERANKER)}
+    async with boot(servers, EVEN) as gateway:
+        # The reranker could serve at once, and the vectors of the other are known later.
+        await until_standing(gateway, "b", "refused")
+        gate.opened.set()
+        await until_standing(gateway, "a", "serving")
         judgements = gateway.application.gateway.serving.groups["m"].judge.judgements
-        (reason,) = (each.reason for each in judgements.values() if each.standing == "refused")
 
-    assert "embedding model" in reason
-    assert "reranker" in reason
+    assert "it is a reranker, and the model's other upstreams are embedding models" == judgements["b"].reason
 
 
 async def test_rerankers_need_no_vectors_in_common(boot: Boots) -> None:

@@ -148,7 +148,7 @@ def documented(gateway: Gateway, page: str, heading: str, language: str = "pytho
     section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     block = re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)[at]
     values = {
-        "http://gateway:8080": gateway.url,
+        "gateway:8080": gateway.url.removeprefix("http://"),
         "<key>": gateway.key,
         "bge-reranker-v2-m3": gateway.cross,
         "bge-m3": gateway.model,

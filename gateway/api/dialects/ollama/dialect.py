@@ -24,7 +24,7 @@ from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import NO_KEY, HttpReply
 from gateway.calls import Call
-from gateway.errors import InvalidInput, ModelNotFound
+from gateway.errors import InvalidInput, ModelNotFound, NoReplica
 
 # The tag that Ollama adds to a name without one.
 DEFAULT_TAG = ":latest"
@@ -184,8 +184,9 @@ def model_of(name: str | None, api: InferenceApi) -> str | None:
 
 def decode_embed(data: OllamaEmbedRequest, api: InferenceApi) -> Call:
     """Decode a body of /api/embed. Raises: EmptyInput, InvalidInput."""
-    work = Embed(api.whole_texts(data.input, "input"), dimensions=data.dimensions or None)
     model = model_of(data.model, api)
+    width = width_of(data.dimensions, model, api)
+    work = Embed(api.whole_texts(data.input, "input"), dimensions=width)
     return Call(work, model, data.truncate, text_tokens=text_tokens_of(data.options, model, api))
 
 
@@ -193,6 +194,22 @@ def decode_embeddings(data: OllamaEmbeddingsRequest, api: InferenceApi) -> Call:
     """Decode a body of /api/embeddings."""
     model = model_of(data.model, api)
     return Call(Embed((data.prompt,)), model, text_tokens=text_tokens_of(data.options, model, api))
+
+
+def width_of(dimensions: int | None, model: str | None, api: InferenceApi) -> int | None:
+    """Return the width to which vectors are cut, or None for the model's own.
+
+    Ollama returns the whole vector if it has fewer components than `dimensions`, and some of its clients send
+    768 for every model that they do not know.
+    """
+    if not dimensions or model is None:
+        return dimensions or None
+    try:
+        known = api.gateway.view_of(model).dimensions
+    except (ModelNotFound, NoReplica):
+        # The call is refused when it is served, with the names that the key may use.
+        return dimensions
+    return None if known is not None and dimensions >= known else dimensions
 
 
 def text_tokens_of(options: OllamaOptions | None, model: str | None, api: InferenceApi) -> int | None:
@@ -343,7 +360,7 @@ MEANINGS = {
     "system": "Refused unless it is empty: the gateway has no chat.",
     "template": "Refused unless it is empty: the gateway has no chat.",
     "verbose": "It changes nothing.",
-    "OllamaEmbedRequest.dimensions": "Width to which vectors are cut; 0 is the model's own.",
+    "OllamaEmbedRequest.dimensions": "Width to which longer vectors are cut; 0 is the model's own.",
     "OllamaEmbedRequest.options": "Only `num_ctx`, the most tokens of an input, has an effect.",
     "OllamaEmbeddingsRequest.options": "Only `num_ctx`, the most tokens of the text, has an effect.",
     "OllamaShowRequest.options": "They change nothing.",

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the models that a key may use, as clients of several APIs read them.
+"""GET /v1/models and /v1/models/{id}, also without /v1: the models that a key may use.
 
 OpenAI's, Mistral's and Xinference's clients read `data`, SIE's read `models`.
 Source: OpenAI OpenAPI document 2.3.0; sie-sdk 0.10.1, `ModelInfo`; mistralai 3.7, `BaseModelCard`;
@@ -15,7 +15,7 @@ from litestar.params import FromPath
 from backends.contract import Capabilities, ModelState, Operation, Output
 from gateway.api.server.error_bodies import OPENAI, document_errors
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.server.paths import model_name, route_options
+from gateway.api.server.paths import BELOW_MODEL, model_name, route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.errors import ModelNotFound
 from gateway.tenants.keyring import Tenant
@@ -191,7 +191,11 @@ async def list_models(
     )
 
 
-@get("/v1/models/{model:path}", responses=FAILURES, tags=["OpenAI"])
+@get(
+    ["/v1/models/{model:path}", "/openai/v1/models/{model:path}", "/openai/models/{model:path}"],
+    responses=FAILURES,
+    tags=["OpenAI"],
+)
 async def get_model(
     context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi], model: FromPath[str]
 ) -> OpenAIModelItem:
@@ -199,11 +203,22 @@ async def get_model(
 
     The name may contain slashes.
     """
+    return _described(api, context, (model_name(model) or "").removeprefix("/"))
+
+
+@get(BELOW_MODEL, responses=FAILURES, tags=["OpenAI"])
+async def get_model_without_version(
+    context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi], name: FromPath[str]
+) -> OpenAIModelItem:
+    """Describe one model, as `/v1/models/{id}` does, to clients whose address ends before `/v1`."""
+    return _described(api, context, model_name(name) or "")
+
+
+def _described(api: InferenceApi, context: RequestContext, name: str) -> OpenAIModelItem:
     tenant = api.authenticator.authenticate(context)
-    name = (model_name(model) or "").removeprefix("/")
     if name not in api.gateway.routes.names(tenant):
         raise ModelNotFound(f"there is no model {name!r} here", param="model")
     return _item(api, name, tenant)
 
 
-HANDLERS = [list_models, get_model]
+HANDLERS = [list_models, get_model, get_model_without_version]
