@@ -227,7 +227,8 @@ LOCK = $(PLAIN_LOCK) --override requirements/without-torch.txt pyproject.toml --
 # Of the image without an engine.
 IMAGE_LOCK = $(PLAIN_LOCK) pyproject.toml --extra media --extra otlp --constraint requirements/runtime.txt --constraint requirements/otlp.txt
 CLIENTS = $(basename $(notdir $(wildcard tests/clients/requirements/*.in)))
-LOCK_CLIENT = cd tests/clients/requirements && uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate
+# Without hashes: nothing of it is installed where a gateway runs.
+LOCK_CLIENT = cd tests/clients/requirements && uv pip compile --quiet --universal --no-header --no-annotate
 
 lock: ## pin the newest allowed releases again; needs uv
 	$(LOCK) --output-file requirements/runtime.txt

@@ -72,6 +72,8 @@ PLAIN_PATHS = frozenset(
         "/openai/models",
         "/openai/v1/embeddings",
         "/openai/v1/models",
+        "/perplexity/v1/contextualizedembeddings",
+        "/perplexity/v1/embeddings",
         "/ping",
         "/pooling",
         "/predict",

@@ -4,20 +4,20 @@ Several processes append under a lock. The file is bounded: once it has a tenth 
 or its first line is too old, the newest ones replace it in one step.
 """
 
-import fcntl
 import mmap
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from gateway.audit.query import AuditPage, AuditQuery, PageBuilder, decode_record
 from gateway.audit.records import RECORD_BYTES_MAX, AuditRecord, time_text
 from gateway.config.schema import AuditSettings
-from gateway.config.state_folder import make_private_folder, open_private, replace_private
+from gateway.config.state_folder import lock_private, open_private, replace_private
 
 FILE_NAME = "audit.jsonl"
 # Records that wait for Redis.
@@ -105,12 +105,8 @@ class AuditFile:
             else:
                 self.path.unlink(missing_ok=True)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        make_private_folder(self.path.parent)
-        with open_private(self.path.with_suffix(".lock")) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+    def _locked(self) -> IO[str]:
+        return lock_private(self.path.with_suffix(".lock"))
 
     def _trim(self) -> None:
         oldest = time_text(self._oldest_s())

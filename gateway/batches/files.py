@@ -18,7 +18,6 @@ from gateway.batches.store import (
     BoundExceeded,
     Bounds,
     JobStore,
-    JobStoreUnavailable,
     Kind,
     Page,
     Row,
@@ -28,6 +27,7 @@ from gateway.batches.store import (
 )
 from gateway.config.schema import BatchesSettings
 from gateway.errors import BodyTooLarge, FileStorageFull, GatewayError, InvalidInput, NotFound, Overloaded
+from gateway.store.errors import StoreUnavailable
 
 # Bytes of an upload of unknown length are reserved in steps.
 STEP_BYTES = 16 * 1024 * 1024
@@ -44,7 +44,7 @@ class FileUpload:
         self._size = 0
 
     async def write(self, data: bytes) -> None:
-        """Append bytes. Raises: BodyTooLarge, FileStorageFull, ObjectsUnavailable, JobStoreUnavailable."""
+        """Append bytes. Raises: BodyTooLarge, FileStorageFull, ObjectsUnavailable, StoreUnavailable."""
         bytes_max = self._files.settings.file_bytes
         self._size += len(data)
         if self._size > bytes_max:
@@ -90,7 +90,7 @@ class Files:
         """Take an upload, which appears when the block ends; after an error nothing is left of it.
 
         announced_bytes: reserved at once; 0 if its length is unknown. owner: its key. Raises:
-        FileStorageFull, ObjectsUnavailable, JobStoreUnavailable.
+        FileStorageFull, ObjectsUnavailable, StoreUnavailable.
         """
         now_s, reserved = self._now_s(), min(announced_bytes, self.settings.file_bytes)
         record = FileRecord(
@@ -117,14 +117,14 @@ class Files:
             await self.reserve(upload.record)
         except BaseException:
             # The client may have gone: that must not leave its bytes behind.
-            with suppress(ObjectsUnavailable, JobStoreUnavailable):
+            with suppress(ObjectsUnavailable, StoreUnavailable):
                 await asyncio.shield(self.discard(record) if has_content else self.store.remove(record.id))
             raise
 
     async def reserve(self, record: FileRecord) -> None:
         """Reserve a place in the tenant's list, and the bytes of a file.
 
-        Raises: FileStorageFull, JobStoreUnavailable.
+        Raises: FileStorageFull, StoreUnavailable.
         """
         bounds = msgspec.structs.replace(self.bounds, shown=self.settings.files_per_tenant)
         try:
@@ -160,7 +160,7 @@ class Files:
         return FileStorageFull(message)
 
     async def get(self, tenant: str, id_: str, owner: Owner | None = None) -> FileRecord:
-        """Return a file of a tenant. Raises: NotFound, JobStoreUnavailable."""
+        """Return a file of a tenant. Raises: NotFound, StoreUnavailable."""
         row = await self.store.get(id_)
         if row is None or row.kind != "file" or not row.is_shown or row.tenant != tenant:
             raise NotFound(f"there is no file {id_!r}", param="file_id")
@@ -174,7 +174,7 @@ class Files:
     async def list(
         self, page: Page, purpose: str | None, owner: Owner | None = None
     ) -> tuple[list[FileRecord], bool]:
-        """Return files of a tenant and whether there are more. Raises: JobStoreUnavailable."""
+        """Return files of a tenant and whether there are more. Raises: StoreUnavailable."""
         now_s = self._now_s()
 
         def read(row: Row) -> FileRecord | None:
@@ -188,7 +188,7 @@ class Files:
     async def remove(self, tenant: str, id_: str, owner: Owner | None = None) -> None:
         """Remove a file of a tenant.
 
-        Raises: NotFound, InvalidInput, ObjectsUnavailable, JobStoreUnavailable.
+        Raises: NotFound, InvalidInput, ObjectsUnavailable, StoreUnavailable.
         """
         record = await self.get(tenant, id_, owner)
         for row in await self.store.active(tenant):
@@ -197,7 +197,7 @@ class Files:
         await self.discard(record)
 
     async def discard(self, record: FileRecord) -> None:
-        """Remove a file and its content. Raises: ObjectsUnavailable, JobStoreUnavailable."""
+        """Remove a file and its content. Raises: ObjectsUnavailable, StoreUnavailable."""
         content = await self._content_of(record)
         # The record goes first: a file without content would be listed.
         await self.objects.remove([FILE_RECORD.format(record.id)])

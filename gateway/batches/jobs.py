@@ -84,7 +84,7 @@ class JobState(msgspec.Struct, frozen=True):
 
 
 class Jobs:
-    """Jobs of all tenants. Every step raises ObjectsUnavailable and JobStoreUnavailable.
+    """Jobs of all tenants. Every step raises ObjectsUnavailable and StoreUnavailable.
 
     on_change: takes a job with each new status. now_s: seconds since 1970. owner: whose jobs alone are found,
     None for all of the tenant. changed: wakes the runner of this process.

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from gateway.batches.lines import LineResult
-from gateway.batches.objects import make_private_folders
 from gateway.batches.records import Counts, Part, total
+from gateway.config.state_folder import make_private_folder
 
 # Line in the chunk, kind of result, tokens, cached tokens and length of the text; then a checksum of all.
 FIELDS = struct.Struct("<IBQQI")
@@ -109,7 +109,7 @@ class Journal:
 
 def open_journal(folder: Path, chunk: str, attempt: str) -> Journal:
     """Open the journal of an attempt, with the results of all earlier ones at the chunk. Raises: OSError."""
-    make_private_folders(folder)
+    make_private_folder(folder)
     own = folder / f"{chunk}.{attempt}.journal"
     earlier = [path for path in _journals(folder, chunk) if path != own]
     journal = Journal(own)

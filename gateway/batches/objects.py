@@ -21,6 +21,8 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from gateway.config.state_folder import make_private_folder
+
 BLOCK_BYTES = 256 * 1024
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Unfinished objects, on the same file system.
@@ -105,7 +107,7 @@ class FolderObjects:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._unfinished = folder / UNFINISHED
-        make_private_folders(self._unfinished)
+        make_private_folder(self._unfinished)
 
     @asynccontextmanager
     async def writing(self, name: str) -> AsyncIterator[Write]:
@@ -136,7 +138,7 @@ class FolderObjects:
             with path.open("xb", buffering=0) as file:
                 _write_all(file.fileno(), data)
                 os.fsync(file.fileno())
-            make_private_folders(target.parent)
+            make_private_folder(target.parent)
             target.hardlink_to(path)
         except FileExistsError:
             return False
@@ -218,13 +220,6 @@ async def read_record(objects: Objects, name: str, kind: type[Result]) -> Result
     return None if data is None else msgspec.json.decode(data, type=kind)
 
 
-def make_private_folders(folder: Path) -> None:
-    """Create a folder and the missing ones above it, which other users cannot enter. Raises: OSError."""
-    if not folder.is_dir():
-        make_private_folders(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
-
-
 def remove_older(folder: Path, before_s: float) -> None:
     """Remove the files of a folder that have not changed since a time, in seconds since 1970."""
     for path in folder.iterdir():
@@ -240,7 +235,7 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _move(path: Path, target: Path) -> None:
-    make_private_folders(target.parent)
+    make_private_folder(target.parent)
     path.replace(target)
     _sync_folder(target.parent)
 

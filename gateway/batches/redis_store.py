@@ -16,13 +16,11 @@ from gateway.batches.store import (
     LEASE_S,
     BoundExceeded,
     Bounds,
-    JobStoreUnavailable,
     Kind,
     Page,
     QueueState,
     Row,
 )
-from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import Script, load_script
 
@@ -86,7 +84,7 @@ class RedisJobStore:
             raise BoundExceeded(exceeded)
 
     async def get(self, id_: str) -> Row | None:
-        found = await self._command("HGET", ROWS, id_)
+        found = await self._client.execute("HGET", ROWS, id_)
         return None if found is None else msgspec.json.decode(found, type=Row)
 
     async def remove(self, id_: str) -> None:
@@ -98,24 +96,24 @@ class RedisJobStore:
     async def rows(self, page: Page) -> list[Row]:
         key, start = _listed(page.kind, page.tenant), 0
         if page.after is not None:
-            rank = await self._command("ZREVRANK" if page.newest_first else "ZRANK", key, page.after)
+            rank = await self._client.execute("ZREVRANK" if page.newest_first else "ZRANK", key, page.after)
             if rank is None:
                 return []
             start = int(rank) + 1
         name = "ZREVRANGE" if page.newest_first else "ZRANGE"
-        ids = await self._command(name, key, start, start + page.limit - 1)
+        ids = await self._client.execute(name, key, start, start + page.limit - 1)
         return await self._rows_of(ids, page.data_bytes)
 
     async def active(self, tenant: str | None = None) -> list[Row]:
         key = ACTIVE if tenant is None else f"{ACTIVE}:{tenant}"
-        return await self._rows_of(await self._command("ZRANGE", key, 0, -1))
+        return await self._rows_of(await self._client.execute("ZRANGE", key, 0, -1))
 
     async def _rows_of(self, ids: Sequence[bytes], data_bytes: float = inf) -> list[Row]:
         """Return rows, up to the one with which their data is longer than this."""
         rows: list[Row] = []
         size = 0
         for start in range(0, len(ids), ROWS_AT_ONCE):
-            for encoded in await self._command("HMGET", ROWS, *ids[start : start + ROWS_AT_ONCE]):
+            for encoded in await self._client.execute("HMGET", ROWS, *ids[start : start + ROWS_AT_ONCE]):
                 if encoded is not None:
                     rows.append(msgspec.json.decode(encoded, type=Row))
                     size += rows[-1].data_bytes
@@ -124,25 +122,27 @@ class RedisJobStore:
         return rows
 
     async def unfinished(self, before_ms: int) -> list[str]:
-        found = await self._command("ZRANGEBYSCORE", UNFINISHED, "-inf", before_ms, "LIMIT", 0, AT_ONCE)
+        found = await self._client.execute(
+            "ZRANGEBYSCORE", UNFINISHED, "-inf", before_ms, "LIMIT", 0, AT_ONCE
+        )
         return [id_.decode() for id_ in found]
 
     async def used_bytes(self) -> int:
-        return int(await self._command("HGET", BYTES, "") or 0)
+        return int(await self._client.execute("HGET", BYTES, "") or 0)
 
     async def agree(self, identity: str) -> str:
         """Return the identity on which the gateways of this Redis agree."""
-        await self._command("SET", OBJECTS, identity, "NX")
-        return str((await self._command("GET", OBJECTS)).decode())
+        await self._client.execute("SET", OBJECTS, identity, "NX")
+        return str((await self._client.execute("GET", OBJECTS)).decode())
 
     async def beat(self) -> int:
         """Count up."""
-        return int(await self._command("INCR", BEATS))
+        return int(await self._client.execute("INCR", BEATS))
 
     async def enqueue(self, job: str, chunks: Sequence[int]) -> None:
         await self._script(CREATE, [_stream(job)], {"group": GROUP})
         for chunk in chunks:
-            await self._command("XADD", _stream(job), "*", "chunk", chunk)
+            await self._client.execute("XADD", _stream(job), "*", "chunk", chunk)
 
     async def claim(self, job: str, owner: str) -> int | None:
         argument = {"group": GROUP, "consumer": owner, "lease": round(LEASE_S * 1000)}
@@ -178,18 +178,18 @@ class RedisJobStore:
 
     async def finish(self, job: str, chunk: int, result: ChunkResult | None) -> None:
         if result is not None:
-            await self._command("HSET", _progress(job), chunk, msgspec.msgpack.encode(result))
+            await self._client.execute("HSET", _progress(job), chunk, msgspec.msgpack.encode(result))
         self._resting.pop((job, chunk), None)
         entry = self._entries.pop((job, chunk), None)
         if entry is not None:
             await self._forget(job, entry)
 
     async def _forget(self, job: str, entry: str) -> None:
-        await self._command("XACK", _stream(job), GROUP, entry)
-        await self._command("XDEL", _stream(job), entry)
+        await self._client.execute("XACK", _stream(job), GROUP, entry)
+        await self._client.execute("XDEL", _stream(job), entry)
 
     async def progress(self, job: str) -> dict[int, ChunkResult]:
-        found = _pairs(await self._command("HGETALL", _progress(job)))
+        found = _pairs(await self._client.execute("HGETALL", _progress(job)))
         return {int(chunk): msgspec.msgpack.decode(result, type=ChunkResult) for chunk, result in found}
 
     async def queue_of(self, job: str) -> QueueState:
@@ -201,31 +201,21 @@ class RedisJobStore:
         for entries in (self._entries, self._resting):
             for key in [key for key in entries if key[0] == job]:
                 del entries[key]
-        await self._command("DEL", _stream(job), _progress(job))
+        await self._client.execute("DEL", _stream(job), _progress(job))
 
     async def put_wait(self, job: str, reason: str, for_s: float) -> None:
-        await self._command("SET", _wait(job), reason, "PX", max(1, round(for_s * 1000)))
+        await self._client.execute("SET", _wait(job), reason, "PX", max(1, round(for_s * 1000)))
 
     async def wait_of(self, job: str) -> str | None:
-        found = await self._command("GET", _wait(job))
+        found = await self._client.execute("GET", _wait(job))
         return None if found is None else str(found.decode())
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    async def _command(self, *command: Any) -> Any:
-        """Return the reply to a command. Raises: JobStoreUnavailable."""
-        try:
-            return await self._client.execute(*command)
-        except StoreUnavailable as error:
-            raise JobStoreUnavailable(f"Redis is unavailable: {error}") from error
-
     async def _script(self, script: Script, keys: Sequence[str], argument: dict[str, Any]) -> Any:
-        """Return the reply of a script. Raises: JobStoreUnavailable."""
-        try:
-            reply = await self._client.run_script(script, keys, msgspec.msgpack.encode(argument))
-        except StoreUnavailable as error:
-            raise JobStoreUnavailable(f"Redis is unavailable: {error}") from error
+        """Return the reply of a script."""
+        reply = await self._client.run_script(script, keys, msgspec.msgpack.encode(argument))
         return msgspec.msgpack.decode(reply)
 
 

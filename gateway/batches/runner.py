@@ -59,12 +59,12 @@ from gateway.batches.store import (
     VALIDATION,
     BoundExceeded,
     Bounds,
-    JobStoreUnavailable,
     chunk_row,
     job_of,
 )
 from gateway.config.schema import BatchesSettings
 from gateway.errors import GatewayError, QuotaExceeded, QuotaUnavailable
+from gateway.store.errors import StoreUnavailable
 
 # How soon this process learns of jobs that others have created or cancelled.
 LOOK_EVERY_S = 1.0
@@ -187,7 +187,7 @@ class RunningJob:
         if not self._is_logged:
             self._is_logged = True
             logger.warning("batch %s of tenant %s waits: %s", self.job.id, self.job.tenant, reason)
-        with suppress(JobStoreUnavailable):
+        with suppress(StoreUnavailable):
             await self._jobs.store.put_wait(self.job.id, reason, wait_s + SHOWN_S)
 
     def estimate(self, inputs: int) -> int:
@@ -245,7 +245,7 @@ class Runner:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for id_, number in cut:
-            with suppress(JobStoreUnavailable):
+            with suppress(StoreUnavailable):
                 await self._store.release(id_, number, self._owner)
 
     async def _renew_forever(self) -> None:
@@ -254,7 +254,7 @@ class Runner:
             for running in list(self._running.values()):
                 if numbers := running.open_chunks():
                     # A lost lease costs a second attempt, whose result is dropped.
-                    with suppress(JobStoreUnavailable):
+                    with suppress(StoreUnavailable):
                         await self._store.renew(running.job.id, numbers, self._owner)
 
     async def _look(self) -> None:
@@ -267,8 +267,8 @@ class Runner:
             while await self._begin_next():
                 pass
             self._places.ask_back(asyncio.get_running_loop().time())
-        except (JobStoreUnavailable, ObjectsUnavailable) as error:
-            logger.warning("batches wait: %s", error)
+        except (StoreUnavailable, ObjectsUnavailable) as error:
+            logger.warning("batches wait for their store or their files: %s", error)
             await asyncio.sleep(FAILURE_PAUSE_S)
 
     async def _follow(self, jobs: list[Job]) -> None:
@@ -340,7 +340,7 @@ class Runner:
             if after_s is None:
                 del running.runs[run.number]
                 return
-            with suppress(JobStoreUnavailable):
+            with suppress(StoreUnavailable):
                 await self._store.release(running.job.id, run.number, self._owner, after_s)
             run.rests_until_s = loop.time() + after_s
             # As soon as it may begin again.
@@ -394,8 +394,8 @@ class ChunkRun:
             await (self._validate() if self.number == VALIDATION else self._run_chunk())
         except Postponed as postponed:
             return postponed.after_s
-        except JobStoreUnavailable as error:
-            reason, pause_s = str(error), FAILURE_PAUSE_S
+        except StoreUnavailable as error:
+            reason, pause_s = f"the store of batches is unavailable: {error}", FAILURE_PAUSE_S
         except ObjectsUnavailable as error:
             # What is lost does not come back: after a few tries the job goes on without it.
             self._failures += isinstance(error, ObjectLost)
@@ -419,7 +419,7 @@ class ChunkRun:
         await self._jobs.validate(job, rules, partial(self._runner.server.check_model, job))
 
     async def _run_chunk(self) -> None:
-        """Run the chunk to its end. Raises: Postponed, ObjectsUnavailable, JobStoreUnavailable."""
+        """Run the chunk to its end. Raises: Postponed, ObjectsUnavailable, StoreUnavailable."""
         job, number = self._job, self.number
         result = await self._jobs.result_of(job.id, number)
         if result is not None:
@@ -628,7 +628,7 @@ class Results:
             try:
                 await store()
                 return
-            except (ObjectsUnavailable, JobStoreUnavailable, QuotaUnavailable) as error:
+            except (ObjectsUnavailable, StoreUnavailable, QuotaUnavailable) as error:
                 reason = str(error)
             except OSError as error:
                 if error.errno not in TRANSIENT:

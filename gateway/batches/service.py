@@ -37,7 +37,6 @@ from gateway.batches.sqlite_store import SqliteJobStore
 from gateway.batches.store import (
     ROWS_AT_ONCE,
     JobStore,
-    JobStoreUnavailable,
     Page,
     QueueState,
     all_rows,
@@ -48,6 +47,7 @@ from gateway.batches.store import (
 )
 from gateway.config.boot import AppBoot
 from gateway.config.state_folder import JOBS_FILE
+from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 
 # Folder of the journals of chunks that run.
@@ -118,8 +118,8 @@ class Batches:
                 if self.problem != OTHER_OBJECTS:
                     logger.error("batches are off: %s", OTHER_OBJECTS)  # noqa: TRY400 - its cause is known
                 self.problem = OTHER_OBJECTS
-            except (JobStoreUnavailable, ObjectsUnavailable) as error:
-                logger.warning("batches wait: %s", error)
+            except (StoreUnavailable, ObjectsUnavailable) as error:
+                logger.warning("batches wait for their store or their files: %s", error)
                 if not self._is_built:
                     self.problem = f"files and batches are unavailable: {error}"
             except Exception:
@@ -128,7 +128,7 @@ class Batches:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _look(self) -> None:
-        """Look once. Raises: OtherObjects, JobStoreUnavailable, ObjectsUnavailable."""
+        """Look once. Raises: OtherObjects, StoreUnavailable, ObjectsUnavailable."""
         beat = await self._store.beat()
         if not self._is_built or beat <= self._beat:
             await self._check_identity()

@@ -1,17 +1,13 @@
 """Store in SQLite, for the processes of one gateway.
 
-Every call runs on one thread of its own, because SQLite blocks. Writes are transactions that begin with the
-write lock. A lease is a time in the row of a chunk, on the wall clock, which all processes of a host share.
+A lease is a time in the row of a chunk, on the wall clock, which all processes of a host share.
 """
 
-import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -20,16 +16,12 @@ from gateway.batches.store import (
     LEASE_S,
     BoundExceeded,
     Bounds,
-    JobStoreUnavailable,
     Page,
     QueueState,
     Row,
 )
-from gateway.config.state_folder import make_private, make_private_folder
+from gateway.store.sqlite_file import SqliteFile
 
-BUSY_S = 5.0
-# Of files that SQLite keeps next to a database.
-SQLITE_ENDINGS = ("-wal", "-shm")
 # A database of another layout is built again from the objects.
 LAYOUT = 1
 TABLES = """
@@ -68,17 +60,15 @@ QUEUE = """
 SELECT count(*) > 0, count(*) FILTER (WHERE NOT is_done), count(result) FILTER (WHERE is_done),
     coalesce(max(until_s) FILTER (WHERE NOT is_done) < ?, 0) FROM chunks WHERE job = ?
 """
-Result = TypeVar("Result")
+DROPPED = ("rows", "chunks")
 
 
 class SqliteJobStore:
     """Rows, chunks and reasons in a file, which is created at its first use. now_s: the wall clock."""
 
     def __init__(self, path: Path, now_s: Callable[[], float] = time.time) -> None:
-        self._path = path
+        self._file = SqliteFile(path, TABLES, LAYOUT, DROPPED)
         self._now_s = now_s
-        self._thread = ThreadPoolExecutor(1, "jobs")
-        self._connection: sqlite3.Connection | None = None
 
     async def put(self, row: Row, bounds: Bounds | None = None, *, is_trial: bool = False) -> None:
         def put(database: sqlite3.Connection) -> None:
@@ -88,14 +78,14 @@ class SqliteJobStore:
                 database.execute(PUT, [getattr(row, name) for name in COLUMNS.split(", ")])
 
         # A trial only reads, and waits for no writer.
-        await (self._run if is_trial else self._transact)(put)
+        await (self._file.run if is_trial else self._file.transact)(put)
 
     async def get(self, id_: str) -> Row | None:
         found = await self._rows("WHERE id = ?", (id_,))
         return found[0] if found else None
 
     async def remove(self, id_: str) -> None:
-        await self._change("DELETE FROM rows WHERE id = ?", (id_,))
+        await self._file.change("DELETE FROM rows WHERE id = ?", (id_,))
 
     async def rows(self, page: Page) -> list[Row]:
         where, values = "WHERE kind = ? AND is_shown", [str(page.kind)]
@@ -133,7 +123,7 @@ class SqliteJobStore:
             database.execute("INSERT OR REPLACE INTO facts VALUES ('objects', ?)", (identity,))
             return identity
 
-        return await self._transact(agree)
+        return await self._file.transact(agree)
 
     async def beat(self) -> int:
         """Return the time: a file loses nothing while it is open."""
@@ -142,7 +132,7 @@ class SqliteJobStore:
 
     async def enqueue(self, job: str, chunks: Sequence[int]) -> None:
         command = "INSERT OR IGNORE INTO chunks (job, number) VALUES (?, ?)"
-        await self._change(command, *((job, number) for number in chunks))
+        await self._file.change(command, *((job, number) for number in chunks))
 
     async def claim(self, job: str, owner: str) -> int | None:
         def claim(database: sqlite3.Connection) -> int | None:
@@ -150,30 +140,31 @@ class SqliteJobStore:
             found = database.execute(CLAIM, (owner, now_s + LEASE_S, job, job, now_s)).fetchone()
             return None if found is None else int(found[0])
 
-        return await self._transact(claim)
+        return await self._file.transact(claim)
 
     async def renew(self, job: str, chunks: Sequence[int], owner: str) -> None:
         until_s = self._now_s() + LEASE_S
-        await self._change(HOLD, *((until_s, job, number, owner) for number in chunks))
+        await self._file.change(HOLD, *((until_s, job, number, owner) for number in chunks))
 
     async def release(self, job: str, chunk: int, owner: str, after_s: float = 0.0) -> None:
-        await self._change(HOLD, (self._now_s() + after_s if after_s else 0.0, job, chunk, owner))
+        await self._file.change(HOLD, (self._now_s() + after_s if after_s else 0.0, job, chunk, owner))
 
     async def finish(self, job: str, chunk: int, result: ChunkResult | None) -> None:
-        await self._change(FINISH, (job, chunk, None if result is None else msgspec.msgpack.encode(result)))
+        await self._file.change(
+            FINISH, (job, chunk, None if result is None else msgspec.msgpack.encode(result))
+        )
 
     async def progress(self, job: str) -> dict[int, ChunkResult]:
         command = "SELECT number, result FROM chunks WHERE job = ? AND is_done AND result IS NOT NULL"
-        found = await self._run(lambda database: database.execute(command, (job,)).fetchall())
+        found = await self._file.rows(command, job)
         return {int(number): msgspec.msgpack.decode(result, type=ChunkResult) for number, result in found}
 
     async def queue_of(self, job: str) -> QueueState:
-        values = self._now_s(), job
-        found = await self._run(lambda database: database.execute(QUEUE, values).fetchone())
+        (found,) = await self._file.rows(QUEUE, self._now_s(), job)
         return msgspec.convert(found, QueueState, strict=False)
 
     async def drop(self, job: str) -> None:
-        await self._change("DELETE FROM chunks WHERE job = ?", (job,))
+        await self._file.change("DELETE FROM chunks WHERE job = ?", (job,))
 
     async def put_wait(self, job: str, reason: str, for_s: float) -> None:
         now_s = self._now_s()
@@ -182,40 +173,18 @@ class SqliteJobStore:
             database.execute("DELETE FROM waits WHERE until_s <= ?", (now_s,))
             database.execute("INSERT OR REPLACE INTO waits VALUES (?, ?, ?)", (job, reason, now_s + for_s))
 
-        await self._transact(put)
+        await self._file.transact(put)
 
     async def wait_of(self, job: str) -> str | None:
-        command, values = "SELECT reason FROM waits WHERE job = ? AND until_s > ?", (job, self._now_s())
-        found = await self._run(lambda database: database.execute(command, values).fetchone())
-        return None if found is None else str(found[0])
+        command = "SELECT reason FROM waits WHERE job = ? AND until_s > ?"
+        found = await self._file.rows(command, job, self._now_s())
+        return str(found[0][0]) if found else None
 
     async def aclose(self) -> None:
-        if self._connection is not None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
-        self._thread.shutdown(wait=False)
-
-    async def _transact(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Return the result of a transaction."""
-
-        def write(database: sqlite3.Connection) -> Result:
-            # At once for writing: a transaction that begins by reading cannot wait for another writer.
-            database.execute("BEGIN IMMEDIATE")
-            with database:
-                return work(database)
-
-        return await self._run(write)
-
-    async def _change(self, command: str, *values: tuple[object, ...]) -> None:
-        """Execute a command once for each tuple of values, in one transaction."""
-
-        def change(database: sqlite3.Connection) -> None:
-            # The cursor is freed on this thread: freed on another, it resets a statement that is in use here.
-            database.executemany(command, values)
-
-        await self._transact(change)
+        await self._file.aclose()
 
     async def _number(self, command: str, *values: object) -> int:
-        return await self._run(lambda database: _number(database, command, *values))
+        return await self._file.run(lambda database: _number(database, command, *values))
 
     async def _rows(self, clause: str, values: Sequence[object], data_bytes: float = inf) -> list[Row]:
         """Return rows, up to the one with which their data is longer than this."""
@@ -231,46 +200,7 @@ class SqliteJobStore:
                     break
             return rows
 
-        return await self._run(read)
-
-    async def _run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Return the result of work on the thread of the connection."""
-
-        def run() -> Result:
-            try:
-                return work(self._open())
-            except sqlite3.Error as error:
-                raise JobStoreUnavailable(f"the database of jobs failed: {type(error).__name__}") from error
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
-
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._make_private()
-            connection = sqlite3.connect(
-                self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
-            )
-            connection.execute("PRAGMA journal_mode = WAL")
-            # A power failure may cost the last rows, which the objects have too.
-            connection.execute("PRAGMA synchronous = NORMAL")
-            if connection.execute("PRAGMA user_version").fetchone()[0] != LAYOUT:
-                connection.executescript("DROP TABLE IF EXISTS rows; DROP TABLE IF EXISTS chunks;")
-                connection.execute(f"PRAGMA user_version = {LAYOUT}")
-            connection.executescript(TABLES)
-            self._connection = connection
-        return self._connection
-
-    def _make_private(self) -> None:
-        """Create the file for this user only; SQLite gives its files next to it the same rights."""
-        try:
-            make_private_folder(self._path.parent)
-            make_private(self._path)
-            for ending in SQLITE_ENDINGS:
-                path = self._path.with_name(f"{self._path.name}{ending}")
-                if path.exists():
-                    make_private(path)
-        except OSError as error:
-            raise JobStoreUnavailable(f"{self._path} cannot be opened: {error.strerror}") from error
+        return await self._file.run(read)
 
 
 def _check(database: sqlite3.Connection, row: Row, bounds: Bounds) -> None:

@@ -35,10 +35,6 @@ CHUNK_BYTES = 8 * 1024
 COPIES = 3
 
 
-class JobStoreUnavailable(Exception):
-    """The store cannot be reached now. The message is safe to log."""
-
-
 class BoundExceeded(Exception):
     """A bound on bytes, of a tenant or in total, or on active or shown rows of a tenant would be exceeded."""
 
@@ -108,7 +104,7 @@ class QueueState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JobStore(Protocol):
-    """Rows, chunks and reasons in one store. Every method raises JobStoreUnavailable."""
+    """Rows, chunks and reasons in one store. Every method raises StoreUnavailable."""
 
     async def put(self, row: Row, bounds: Bounds | None = None, *, is_trial: bool = False) -> None:
         """Add or replace a row. bounds: on bytes are checked if the row takes more than before.

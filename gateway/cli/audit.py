@@ -42,7 +42,7 @@ def _limit(text: str) -> int:
     return int(text)
 
 
-def audit(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_audit(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Show the records, newest first; return 1 if the store or the config cannot be used."""
     return run_action(_show, options, environment)
 

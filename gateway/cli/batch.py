@@ -19,12 +19,20 @@ from urllib.parse import quote
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
 from gateway.cli.operator_options import add_json_option, add_key_options, find_gateway
-from gateway.cli.output import NONE, print_json, print_result, show_line, show_problems, show_table, span
+from gateway.cli.output import (
+    NONE,
+    print_json,
+    print_result,
+    show_line,
+    show_problems,
+    show_table,
+    span,
+    table_of,
+)
 from gateway.cli.printable import printable
 from gateway.config.problems import ConfigError
 
@@ -206,7 +214,7 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
         add_json_option(action)
 
 
-def batch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_batch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run an action and return its exit status.
 
     It is 1 if the gateway refuses it or the batch has failed, 3 if some of its lines have, 130 after Ctrl-C.
@@ -475,9 +483,7 @@ def show_batch(batch: Batch) -> None:
 
 def show_batches(page: BatchPage) -> None:
     """Print a table of batches."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("batch", "status", "lines", "failed", "not run", "model", "created", "waits for"):
-        table.add_column(column, justify="right" if column in {"lines", "failed", "not run"} else "left")
+    rows = []
     for batch in page.data:
         counts = batch.request_counts
         done = f"{counts.completed + counts.failed_runs} of {counts.total}" if counts.total else NONE
@@ -485,18 +491,11 @@ def show_batches(page: BatchPage) -> None:
             (str(counts.failed_runs), str(counts.unexecuted)) if counts.total else (NONE, NONE)
         )
         age = f"{span(time.time() - batch.created_at)} ago"
-        table.add_row(
-            batch.id,
-            batch.status,
-            done,
-            failed,
-            unexecuted,
-            batch.model or NONE,
-            age,
-            # Cut on a terminal; `gateway batch status` shows the whole reason.
-            Text(printable(batch.wait_reason or NONE), no_wrap=True, overflow="ellipsis"),
-        )
-    show_table(table)
+        # Cut on a terminal; `gateway batch status` shows the whole reason.
+        reason = Text(printable(batch.wait_reason or NONE), no_wrap=True, overflow="ellipsis")
+        rows.append((batch.id, batch.status, done, failed, unexecuted, batch.model or NONE, age, reason))
+    columns = ("batch", "status", "#lines", "#failed", "#not run", "model", "created", "waits for")
+    show_table(table_of(columns, rows))
     if page.has_more:
         show_line("there are older ones: pass a higher --limit")
 

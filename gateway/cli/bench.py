@@ -66,7 +66,7 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the figures as JSON")
 
 
-def bench(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_bench(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run a load and print its figures; return 1 if no call succeeded."""
     url = ""
     try:

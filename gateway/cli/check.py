@@ -13,11 +13,11 @@ from rich.markup import escape
 
 from gateway.cli.first_key import NO_OPERATOR_KEY, needs_operator_key
 from gateway.cli.operator_options import add_config_option, add_json_option
-from gateway.cli.output import CleanConsole, count_of, print_json, show_line, show_problems
+from gateway.cli.output import CleanConsole, print_json, show_line, show_problems
 from gateway.config.host_users import people
 from gateway.config.load import load_config, with_lines
 from gateway.config.notes import notes
-from gateway.config.problems import ConfigError, Problem
+from gateway.config.problems import ConfigError, Problem, count_of
 from gateway.config.schema import Config
 
 # A reference text takes a CPU server a moment.
@@ -49,7 +49,7 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_command(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run `gateway check`."""
     if not 0 < options.timeout <= LIVE_TIMEOUT_MAX_S:
         show_line(f"--timeout: more than 0 and at most {LIVE_TIMEOUT_MAX_S:g}, not {options.timeout:g}")

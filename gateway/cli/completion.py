@@ -14,7 +14,7 @@ def add_completion_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS, help="the shell to complete in")
 
 
-def completion(options: argparse.Namespace, environment: Mapping[str, str]) -> int:  # noqa: ARG001 - as every command
+def run_completion(options: argparse.Namespace, environment: Mapping[str, str]) -> int:  # noqa: ARG001 - as every command
     """Print the script; return 1 if the package that writes it is missing."""
     # The script itself calls nothing: importing the gateway would take half a second at each key press.
     try:

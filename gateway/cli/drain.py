@@ -5,20 +5,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.cli.gateway_client import GatewayClient
-from gateway.cli.operator_options import add_config_option, add_operator_options, ask_gateway
+from gateway.cli.operator_options import add_operator_options, ask_gateway
 from gateway.cli.output import print_json
 from gateway.cli.printable import plain
 
 
 def add_drain_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `gateway drain` to its parser."""
-    add_config_option(parser)
-    add_operator_options(parser)
-    parser.add_argument("--undo", action="store_true", help="have it get calls again")
-    parser.add_argument("--json", action="store_true", help="for scripts")
+    add_operator_options(parser).add_argument("--undo", action="store_true", help="have it get calls again")
 
 
-def drain(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_drain(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Drain the gateway or end its drain; return 1 if it cannot be reached or refuses the request."""
     return ask_gateway(options, environment, lambda client, _: _drain(options, client))
 

@@ -55,7 +55,7 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def export(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_export(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Write the file; return 1 if the store or the config cannot be used, or has lost its content."""
     return run_action(_export, options, environment)
 

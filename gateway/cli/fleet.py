@@ -6,8 +6,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.output import NONE, short, span
+from gateway.cli.output import NONE, short, span, table_of
 from gateway.cli.printable import plain
+from gateway.config.problems import count_of
 from gateway.fleet.members import FleetMember, FleetReport
 
 PATH = "/admin/fleet"
@@ -20,8 +21,7 @@ STYLES = {"ready": "green", "drained": "yellow", "stopping": "yellow"}
 
 def fleet_view(report: FleetReport) -> RenderableType:
     """Return the whole view."""
-    count = len(report.members)
-    head = Text(f"{count} gateway{'' if count == 1 else 's'}", "bold")
+    head = Text(count_of(report.members, "gateway"), "bold")
     head.append("" if report.shared else ", which shares no Redis with others", "not bold")
     for number, noun in ((report.versions, "versions"), (report.configurations, "configurations")):
         if number > 1:
@@ -33,25 +33,22 @@ def fleet_view(report: FleetReport) -> RenderableType:
 
 def fleet_table(report: FleetReport) -> Table:
     """Return the gateways by name."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in COLUMNS:
-        name = column.removeprefix("#")
-        table.add_column(name, justify="left" if name == column else "right", overflow="fold")
-    for member in report.members:
-        load = member.load
-        table.add_row(
-            Text(plain(member.name)),
+    rows = [
+        (
+            member.name,
             Text(member.state.replace("_", " "), STYLES.get(member.state, "bold red")),
             _marked(member.version, is_odd="version" in member.differs),
             _marked(member.configuration, is_odd=bool(set(member.differs) - {"version"})),
             span(member.uptime_s),
             str(member.workers),
-            short(load.calls_per_s),
-            str(load.calls_in_flight),
-            str(load.queued_inputs),
-            Text(plain("; ".join(_notes(member))) or NONE),
+            short(member.load.calls_per_s),
+            str(member.load.calls_in_flight),
+            str(member.load.queued_inputs),
+            "; ".join(_notes(member)) or NONE,
         )
-    return table
+        for member in report.members
+    ]
+    return table_of(COLUMNS, rows)
 
 
 def _marked(text: str, *, is_odd: bool) -> Text:

@@ -91,7 +91,7 @@ def add_schema_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def schema(options: argparse.Namespace, environment: Mapping[str, str]) -> int:  # noqa: ARG001 - as every command
+def run_schema(options: argparse.Namespace, environment: Mapping[str, str]) -> int:  # noqa: ARG001 - as every command
     """Print or write the JSON Schema; return 1 if the file cannot be written."""
     if options.output is None:
         write_document(editor_schema())
@@ -104,7 +104,7 @@ def schema(options: argparse.Namespace, environment: Mapping[str, str]) -> int: 
     return 0
 
 
-def init(options: argparse.Namespace, environment: Mapping[str, str], ask: Ask = input) -> int:
+def run_init(options: argparse.Namespace, environment: Mapping[str, str], ask: Ask = input) -> int:
     """Write the file and its schema; return 1 if the file exists, or nothing can be written."""
     path: Path = options.output
     if path.exists():

@@ -4,16 +4,9 @@ import argparse
 from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
-from rich.table import Table
-
 from gateway.cli.gateway_client import GatewayClient
-from gateway.cli.operator_options import (
-    add_config_option,
-    add_json_option,
-    add_operator_options,
-    ask_gateway,
-)
-from gateway.cli.output import NONE, print_json, print_result, show_table
+from gateway.cli.operator_options import add_operator_options, ask_gateway
+from gateway.cli.output import NONE, print_json, print_result, show_table, table_of
 from gateway.cli.printable import plain
 from gateway.declared.host import InstanceInfo, LogSlice
 
@@ -32,8 +25,8 @@ ACTIONS = {
 def add_instances_options(parser: argparse.ArgumentParser) -> None:
     """Add the actions of `gateway instances` and their options to its parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
-    _with_gateway(actions.add_parser("list", help="all instances, in order of creation"))
-    create = _with_gateway(actions.add_parser("create", help="create an instance and start it"))
+    add_operator_options(actions.add_parser("list", help="all instances, in order of creation"))
+    create = add_operator_options(actions.add_parser("create", help="create an instance and start it"))
     create.add_argument("name", help="its name, and that of its model")
     create.add_argument("model", help="hub id, or path of a folder below `admin.files`")
     create.add_argument("--kind", help="engine, or a name among `manager.commands`")
@@ -41,13 +34,17 @@ def add_instances_options(parser: argparse.ArgumentParser) -> None:
     create.add_argument("--device", help="such as cpu or cuda:0")
     create.add_argument("--port", type=int, help="port of a command's server (default: a free one)")
     for action, text in ACTIONS.items():
-        _with_gateway(actions.add_parser(action, help=text)).add_argument("name", help="as `list` shows it")
-    logs = _with_gateway(actions.add_parser("logs", help="the last lines that an instance has written"))
+        add_operator_options(actions.add_parser(action, help=text)).add_argument(
+            "name", help="as `list` shows it"
+        )
+    logs = add_operator_options(
+        actions.add_parser("logs", help="the last lines that an instance has written")
+    )
     logs.add_argument("name", help="as `list` shows it")
     logs.add_argument("--lines", type=int, default=LINES, metavar="N", help=f"default: {LINES}")
 
 
-def instances(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_instances(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run an action; return 1 if the gateway cannot be reached or refuses the request."""
     return ask_gateway(options, environment, lambda client, _: _run(options, client), TIMEOUT_S)
 
@@ -88,11 +85,9 @@ def _show(shown: Iterable[InstanceInfo], *, as_json: bool = False) -> None:
     if as_json:
         print_json(list(shown))
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("instance", "kind", "model", "upstream", "status", "pid", "restarts", "uptime", "why"):
-        table.add_column(column)
-    for instance in shown:
-        table.add_row(
+    columns = ("instance", "kind", "model", "upstream", "status", "pid", "restarts", "uptime", "why")
+    rows = [
+        (
             instance.name,
             instance.kind,
             instance.model_id,
@@ -103,11 +98,6 @@ def _show(shown: Iterable[InstanceInfo], *, as_json: bool = False) -> None:
             f"{instance.uptime_secs} s",
             instance.reason or NONE,
         )
-    show_table(table)
-
-
-def _with_gateway(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the options that find the gateway, and return the parser."""
-    add_config_option(parser, "the configuration")
-    add_operator_options(parser)
-    return add_json_option(parser)
+        for instance in shown
+    ]
+    show_table(table_of(columns, rows))

@@ -108,7 +108,7 @@ def _overlap(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def keys(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_keys(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run the chosen action; return 1 if the store, the config or the key's id does not exist."""
     actions: dict[str, Action] = {"create": _create, "list": _list, "rotate": _rotate, "revoke": _revoke}
     return run_action(actions[options.action], options, environment)

@@ -7,7 +7,6 @@ the result: they become references to variables of the environment.
 import argparse
 import hashlib
 import math
-import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from decimal import Decimal
@@ -32,6 +31,7 @@ from gateway.cli.litellm_providers import (
 )
 from gateway.cli.output import CleanConsole, write_document
 from gateway.config.money import TOKENS_OF_PRICE, token_price
+from gateway.config.state_folder import create_private
 
 HEADING = "# Written by `gateway import litellm`; docs/configuration.md describes all keys.\n"
 LISTEN = "0.0.0.0:4000"
@@ -421,7 +421,7 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def import_config(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_import(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Print or write the configuration; report what it leaves out; return 1 if there is none."""
     errors = CleanConsole(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     try:
@@ -433,7 +433,8 @@ def import_config(options: argparse.Namespace, environment: Mapping[str, str]) -
         write_document(found.text)
     else:
         try:
-            _write(options.output, found.text)
+            # It has digests of keys.
+            create_private(options.output, found.text.encode())
         except OSError as error:
             errors.print(f"[red]{escape(str(options.output))}[/]: {escape(error.strerror or str(error))}")
             return 1
@@ -448,10 +449,3 @@ def import_config(options: argparse.Namespace, environment: Mapping[str, str]) -
         key = name.removesuffix("_SHA256")
         errors.print(escape(f'  export {name}="$(printf %s "${key}" | sha256sum | cut -d " " -f 1)"'))
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a new file, with digests of keys, that only this user can read. Raises: OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)

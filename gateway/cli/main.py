@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
 
 from gateway import __version__
 from gateway.cli.printable import escape_unprintable
@@ -31,127 +31,41 @@ stopped for now (the same command continues), `batch` has lines that failed; 130
 """
 
 
-class Command(NamedTuple):
-    """Command by its functions, `module:name`, and its line of help."""
-
-    add_options: str
-    run: str
-    text: str
-
-
-def _function(place: str) -> Callable[..., Any]:
-    module, _, name = place.partition(":")
-    found: Callable[..., Any] = getattr(import_unscanned(module), name)
-    return found
-
-
+# Line of help of each command. Its module has its name, and two functions: `add_NAME_options` and `run_NAME`.
 COMMANDS = {
-    "serve": Command(
-        "gateway.cli.serve:add_serve_options",
-        "gateway.cli.serve:serve_command",
-        "start the gateway: on a router.yaml, or on models by their names and servers by their URLs",
+    "serve": "start the gateway: on a router.yaml, or on models by their names and servers by their URLs",
+    "init": "write a router.yaml for models and servers, whose kinds are found by asking them",
+    "check": "report every problem of a router.yaml, each with its line, its path and the allowed values",
+    "schema": "print the JSON Schema of router.yaml, for editors",
+    "completion": "print a script that completes this command line in bash, zsh or fish",
+    "keys": "create, list, rotate and revoke API keys in Redis, or in the file of a gateway without it",
+    "tenants": "set, list and remove tenants next to router.yaml; for a tenant that it has too, it wins",
+    "audit": "show what operators have changed: who, when, from where, and what it was before",
+    "export": "write all stored tenants, keys, upstreams, models, drains, counts and usage to one file",
+    "restore": "merge such a file into the store, after a loss or into another one; counts are never lowered",
+    "models": "list, download, check, remove and inspect checkpoints for the built-in engine",
+    "instances": (
+        "list, create, start, stop, restart and delete instances of a running gateway, and show their logs"
     ),
-    "init": Command(
-        "gateway.cli.init:add_init_options",
-        "gateway.cli.init:init",
-        "write a router.yaml for models and servers, whose kinds are found by asking them",
-    ),
-    "check": Command(
-        "gateway.cli.check:add_check_options",
-        "gateway.cli.check:check_command",
-        "report every problem of a router.yaml, each with its line, its path and the allowed values",
-    ),
-    "schema": Command(
-        "gateway.cli.init:add_schema_options",
-        "gateway.cli.init:schema",
-        "print the JSON Schema of router.yaml, for editors",
-    ),
-    "completion": Command(
-        "gateway.cli.completion:add_completion_options",
-        "gateway.cli.completion:completion",
-        "print a script that completes this command line in bash, zsh or fish",
-    ),
-    "keys": Command(
-        "gateway.cli.keys:add_keys_options",
-        "gateway.cli.keys:keys",
-        "create, list, rotate and revoke API keys in Redis, or in the file of a gateway without it",
-    ),
-    "tenants": Command(
-        "gateway.cli.tenants:add_tenants_options",
-        "gateway.cli.tenants:tenants",
-        "set, list and remove tenants next to router.yaml; for a tenant that it has too, it wins",
-    ),
-    "audit": Command(
-        "gateway.cli.audit:add_audit_options",
-        "gateway.cli.audit:audit",
-        "show what operators have changed: who, when, from where, and what it was before",
-    ),
-    "export": Command(
-        "gateway.cli.export:add_export_options",
-        "gateway.cli.export:export",
-        "write all stored tenants, keys, upstreams, models, drains, counts and usage to one file",
-    ),
-    "restore": Command(
-        "gateway.cli.restore:add_restore_options",
-        "gateway.cli.restore:restore",
-        "merge such a file into the store, after a loss or into another one; counts are never lowered",
-    ),
-    "models": Command(
-        "gateway.cli.models:add_models_options",
-        "gateway.cli.models:models",
-        "list, download, check, remove and inspect checkpoints for the built-in engine",
-    ),
-    "instances": Command(
-        "gateway.cli.instances:add_instances_options",
-        "gateway.cli.instances:instances",
-        "list, create, start, stop, restart and delete instances of a running gateway, and show their logs",
-    ),
-    "import": Command(
-        "gateway.cli.litellm_config:add_import_options",
-        "gateway.cli.litellm_config:import_config",
-        "write the router.yaml that corresponds to a configuration of LiteLLM",
-    ),
-    "embed": Command(
-        "gateway.cli.embed.options:add_embed_options",
-        "gateway.cli.embed:embed",
-        "embed the texts of files through a gateway, and write files with the vectors; can be continued",
-    ),
-    "batch": Command(
-        "gateway.cli.batch:add_batch_options",
-        "gateway.cli.batch:batch",
-        "submit files of requests to a running gateway, watch, fetch and cancel them",
-    ),
-    "usage": Command(
-        "gateway.cli.usage:add_usage_options",
-        "gateway.cli.usage:usage",
-        "show the settled usage of tenants by model and day (UTC)",
-    ),
-    "status": Command(
-        "gateway.cli.status:add_status_options",
-        "gateway.cli.status:status",
-        "show the state of a running gateway every second until Ctrl-C",
-    ),
-    "drain": Command(
-        "gateway.cli.drain:add_drain_options",
-        "gateway.cli.drain:drain",
-        "have load balancers send a running gateway no more calls, until --undo or its stop",
-    ),
-    "replicas": Command(
-        "gateway.cli.replicas:add_replicas_options",
-        "gateway.cli.replicas:replicas",
-        "list the replicas of a running gateway, drain one, and put it back",
-    ),
-    "verify": Command(
-        "gateway.cli.verify:add_verify_options",
-        "gateway.cli.verify:verify",
-        "check that upstreams return the same vectors as each other and as their stored fingerprints",
-    ),
-    "bench": Command(
-        "gateway.cli.bench:add_bench_options",
-        "gateway.cli.bench:bench",
-        "measure a server: calls at a rate or from callers, percentiles, and a picture",
-    ),
+    "import": "write the router.yaml that corresponds to a configuration of LiteLLM",
+    "embed": "embed the texts of files through a gateway, and write files with the vectors; can be continued",
+    "batch": "submit files of requests to a running gateway, watch, fetch and cancel them",
+    "usage": "show the settled usage of tenants by model and day (UTC)",
+    "status": "show the state of a running gateway every second until Ctrl-C",
+    "drain": "have load balancers send a running gateway no more calls, until --undo or its stop",
+    "replicas": "list the replicas of a running gateway, drain one, and put it back",
+    "verify": "check that upstreams return the same vectors as each other and as their stored fingerprints",
+    "bench": "measure a server: calls at a rate or from callers, percentiles, and a picture",
 }
+# Modules with other names than their commands.
+MODULES = {"schema": "init", "import": "litellm_config"}
+
+
+def _function(name: str, command: str) -> Callable[..., Any]:
+    """Return a function of a command, whose module is imported now."""
+    module = import_unscanned(f"gateway.cli.{MODULES.get(command, command)}")
+    found: Callable[..., Any] = getattr(module, name)
+    return found
 
 
 def main() -> None:
@@ -181,10 +95,10 @@ def parser_of(*names: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gateway {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, command in COMMANDS.items():
-        options = commands.add_parser(name, help=command.text, description=command.text)
+    for name, text in COMMANDS.items():
+        options = commands.add_parser(name, help=text, description=text)
         if name in names:
-            _function(command.add_options)(options)
+            _function(f"add_{name}_options", name)(options)
     return parser
 
 
@@ -202,7 +116,7 @@ def _run(environment: Mapping[str, str]) -> int:
         return 2
     word = sys.argv[1]
     options = _parsed(full_parser() if word == "completion" else parser_of(word))
-    status: int = _function(COMMANDS[options.command].run)(options, environment)
+    status: int = _function(f"run_{options.command}", options.command)(options, environment)
     return status
 
 

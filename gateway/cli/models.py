@@ -6,12 +6,9 @@ A process of its own inspects or loads a checkpoint, because that needs torch.
 import argparse
 import asyncio
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -45,16 +42,12 @@ from gateway.declared.checkpoints import (
     used_models,
 )
 from gateway.declared.host import CheckpointRecord
-from gateway.processes.engine_process import child_environment, model_boots
+from gateway.processes.engine_process import NoResult, model_boots, run_on_model
 from gateway.processes.model_requests import smoke_load
 from gateway.prompts import Role, prompt_of
 from gateway.store.redis_client import RedisClient
 
 MODULE = "backends.torch.load.inspection"
-NO_ENGINE = (
-    "the built-in engine is not installed: it needs torch and transformers. `make install` installs them; "
-    "see requirements/torch.txt"
-)
 DEFAULT_CONFIG = Path("router.yaml")
 NO_FOLDER = "the registry keeps its file in a folder, and none is known; set `state_dir`"
 # Share of a download between two lines, where the output is no terminal.
@@ -66,8 +59,8 @@ STATED = ("revision", "dtype", "task", "pooling", "adapter", "trust_remote_code"
 ROLES: dict[Role, str] = {"query": "queries", "document": "documents"}
 
 
-class CannotInspect(Exception):
-    """The command line names nothing to inspect, or the inspection did not end; the message says why."""
+class NothingToInspect(Exception):
+    """The command line names nothing to inspect; the message says why."""
 
 
 def add_models_options(parser: argparse.ArgumentParser) -> None:
@@ -93,17 +86,17 @@ def add_models_options(parser: argparse.ArgumentParser) -> None:
     _add_registry_actions(actions)
 
 
-def models(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_models(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run one action; return 1 if the engine would not load the inspected checkpoint, or the action fails."""
     if options.action != "inspect":
         return _run_on_registry(options, environment)
     try:
         boot, prompts = _boot(options, environment)
-        inspection = _inspect(boot, options.timeout, environment)
+        inspection = run_on_model(MODULE, boot, wire.Inspection, options.timeout, environment)
     except ConfigError as error:
         show_problems(options.config, error)
         return 1
-    except CannotInspect as error:
+    except (NothingToInspect, NoResult) as error:
         show_line(str(error))
         return 1
     if options.json:
@@ -120,7 +113,7 @@ def _boot(
 ) -> tuple[wire.ModelBoot, dict[str, str]]:
     """Return the settings of the model that the options describe, and its configured prompts.
 
-    Raises: CannotInspect, ConfigError.
+    Raises: NothingToInspect, ConfigError.
     """
     if options.config is None:
         stated: dict[str, Any] = {name: getattr(options, name) for name in STATED}
@@ -131,7 +124,7 @@ def _boot(
     engines = {name: settings for name, settings in upstreams.items() if settings.is_local}
     if options.model not in engines:
         known = ", ".join(engines) or "none"
-        raise CannotInspect(f"{options.config} has no torch upstream {options.model!r}; it has: {known}")
+        raise NothingToInspect(f"{options.config} has no torch upstream {options.model!r}; it has: {known}")
     return model_boots(engines)[options.model], engines[options.model].prompts
 
 
@@ -139,27 +132,6 @@ def _upstream_name(model: str) -> str:
     """Return a name for an upstream of this model."""
     name = re.sub(r"[^a-z0-9]+", "-", model.rstrip("/").rpartition("/")[2].lower()).strip("-")
     return name or "model"
-
-
-def _inspect(boot: wire.ModelBoot, timeout_s: float, environment: Mapping[str, str]) -> wire.Inspection:
-    """Run the inspection in a process of its own. Raises: CannotInspect."""
-    if find_spec("torch") is None or find_spec("transformers") is None:
-        raise CannotInspect(NO_ENGINE)
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-P", "-m", MODULE],
-            input=msgspec.json.encode(boot),
-            capture_output=True,
-            timeout=timeout_s,
-            env=child_environment(environment),
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise CannotInspect(f"no result within {timeout_s:.0f} s; give more with --timeout") from error
-    if ended.returncode:
-        lines = ended.stderr.decode(errors="replace").splitlines() or [f"exit status {ended.returncode}"]
-        raise CannotInspect(f"the inspection failed: {lines[-1]}")
-    return msgspec.json.decode(ended.stdout, type=wire.Inspection)
 
 
 def _table(inspection: wire.Inspection, prompts: Mapping[str, str]) -> Table:

@@ -61,8 +61,15 @@ def add_json_option(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
-def add_operator_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options to the parser of a command that has `--config` too."""
+def add_operator_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the options of a command that asks the admin API, and return the parser."""
+    add_config_option(parser)
+    add_admin_address_options(parser)
+    return add_json_option(parser)
+
+
+def add_admin_address_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that find the admin API to the parser of a command that has `--config` too."""
     add_address_options(parser, "`admin.listen` or `listen`", "a key that has the scope admin")
 
 

@@ -1,9 +1,9 @@
 """Lines and tables on the terminal."""
 
 import sys
-from collections.abc import Sized
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from rich.console import Console
@@ -11,11 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.printable import printable
-from gateway.config.problems import ConfigError
+from gateway.cli.printable import plain, printable
+from gateway.config.problems import ConfigError, count_of
 
 # A pipe has no width, and a cell must not be cut there.
 PIPE_WIDTH = 1000
+Row: TypeAlias = Sequence[str | Text]
 
 
 class CleanConsole(Console):
@@ -65,6 +66,23 @@ def show_table(table: Table) -> None:
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
+def table_of(columns: Iterable[str], rows: Iterable[Row], hidden: Collection[str] = ()) -> Table:
+    """Return a table. A column whose name begins with `#` has numbers. hidden: columns to leave out."""
+    names, table = list(columns), Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    shown = [index for index, name in enumerate(names) if name not in hidden]
+    for index in shown:
+        name = names[index].removeprefix("#")
+        if name == names[index]:
+            # A header is never broken inside a word.
+            table.add_column(name, overflow="fold", min_width=len(name))
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [row[index] for index in shown]
+        table.add_row(*(Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells))
+    return table
+
+
 NONE = "–"
 
 
@@ -96,11 +114,6 @@ def span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{int(seconds // size)} {unit}"
     return f"{max(0, int(seconds))} s"
-
-
-def count_of(items: Sized, noun: str) -> str:
-    """Return the number of items with its noun."""
-    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 
 def show_problems(path: Path, error: ConfigError) -> None:

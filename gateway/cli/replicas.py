@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.cli.gateway_client import GatewayClient, RequestRefused
-from gateway.cli.operator_options import add_config_option, add_operator_options, ask_gateway
+from gateway.cli.operator_options import add_operator_options, ask_gateway
 from gateway.cli.output import print_json, show_table
 from gateway.cli.printable import plain
 from gateway.cli.status import PATH, replica_table
@@ -27,12 +27,10 @@ def add_replicas_options(parser: argparse.ArgumentParser) -> None:
             "--upstream", metavar="NAME", help="needed if several upstreams have this replica"
         )
     for action in (listing, drain, undrain):
-        add_config_option(action)
         add_operator_options(action)
-        action.add_argument("--json", action="store_true", help="for scripts")
 
 
-def replicas(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_replicas(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run an action; return 1 if the gateway cannot be reached or refuses the request."""
     return ask_gateway(options, environment, lambda client, _: _run(options, client), TIMEOUT_S)
 

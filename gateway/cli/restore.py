@@ -63,7 +63,7 @@ def add_restore_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def restore(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_restore(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Merge the file; return 1 if it is damaged, or the store or the config cannot be used."""
     return run_action(_restore, options, environment)
 

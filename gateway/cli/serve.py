@@ -26,12 +26,12 @@ from gateway.cli.first_key import (
 )
 from gateway.cli.named_models import UnusableModel, add_server_key_option, config_of, server_key
 from gateway.cli.operator_options import add_config_option
-from gateway.cli.output import CleanConsole, count_of, show_line, show_problems, write_document
+from gateway.cli.output import CleanConsole, show_line, show_problems, write_document
 from gateway.config.boot import AppBoot, MetricNames
 from gateway.config.host_users import people
 from gateway.config.load import load_config
 from gateway.config.notes import keyless_notes
-from gateway.config.problems import ConfigError
+from gateway.config.problems import ConfigError, count_of
 from gateway.config.schema import Config, Logs
 from gateway.config.state_folder import JOBS_FILE, folder_warning
 from gateway.events import GatewayReady, ModelSummary
@@ -73,7 +73,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     add_server_key_option(parser)
 
 
-def serve_command(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_serve(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Serve a file, or the models that are named; return 1 if the gateway cannot start."""
     errors = CleanConsole(stderr=True, soft_wrap=True, highlight=False)
     if not options.models:

@@ -3,9 +3,8 @@
 import argparse
 import signal
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Event
-from typing import TypeAlias
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -16,8 +15,8 @@ from rich.text import Text
 from gateway.cli.fleet import PATH as FLEET_PATH
 from gateway.cli.fleet import fleet_view
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable
-from gateway.cli.operator_options import add_config_option, add_operator_options, ask_gateway
-from gateway.cli.output import NONE, PIPE_WIDTH, milliseconds, print_json, short, size, span
+from gateway.cli.operator_options import add_operator_options, ask_gateway
+from gateway.cli.output import NONE, PIPE_WIDTH, Row, milliseconds, print_json, short, size, span, table_of
 from gateway.cli.printable import plain
 from gateway.events import tenants_and_keys
 from gateway.fleet.members import FleetReport
@@ -57,7 +56,6 @@ FIRST = {"failed": 0, "downloading": 1, "loading": 1}
 CHANGES_SHOWN = 8
 PROBLEMS_SHOWN = 8
 CHECKPOINTS_SHOWN = 12
-Row: TypeAlias = Sequence[str | Text]
 
 
 class StatusDisplay:
@@ -92,18 +90,16 @@ class StatusDisplay:
 
 def add_status_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `gateway status` to its parser."""
-    add_config_option(parser)
     add_operator_options(parser)
     parser.add_argument(
         "--once", action="store_true", help="print the status with the rates of one second, and exit"
     )
-    parser.add_argument("--json", action="store_true", help="one snapshot, for scripts")
     parser.add_argument(
         "--fleet", action="store_true", help="print all gateways that share its Redis, and exit"
     )
 
 
-def status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Show the status; return 1 if the gateway cannot be reached or refuses the request."""
 
     def show(client: GatewayClient, url: str) -> None:
@@ -287,7 +283,7 @@ def problem_table(problems: Sequence[tuple[str, str, str]]) -> Table:
     rows: list[Row] = [(subject, _state(state), reason) for subject, state, reason in problems]
     if len(rows) > PROBLEMS_SHOWN:
         rows[PROBLEMS_SHOWN:] = [(f"and {len(rows) - PROBLEMS_SHOWN} more", "", "")]
-    return _table(("of", "state", "why"), rows)
+    return table_of(("of", "state", "why"), rows)
 
 
 def lane_table(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Table:
@@ -304,7 +300,7 @@ def lane_table(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Tab
     if any(lane.limits for lane in snapshot.lanes):
         columns = (*columns, "account")
         rows = [(*row, _limits(lane)) for row, lane in zip(rows, snapshot.lanes, strict=True)]
-    return _table(columns, rows, () if is_wide else ("#tokens", "#window"))
+    return table_of(columns, rows, () if is_wide else ("#tokens", "#window"))
 
 
 def _limits(lane: LaneStatus) -> str:
@@ -332,7 +328,7 @@ def replica_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
     columns = ("upstream", "replica", "state", "#for", "#in flight", "#window", "#latency", "#attempts")
     # The reasons of what is wrong are among the problems.
     hidden = () if is_wide else ("#in flight", "#window", "#attempts", "why")
-    return _table((*columns, "#failed", "why"), rows, hidden)
+    return table_of((*columns, "#failed", "why"), rows, hidden)
 
 
 def model_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
@@ -349,7 +345,7 @@ def model_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
         for model in snapshot.models
     ]
     columns = ("model", "upstream", "state", "operations", "#width", "vector space")
-    return _table(columns, rows, () if is_wide else ("operations", "vector space"))
+    return table_of(columns, rows, () if is_wide else ("operations", "vector space"))
 
 
 def group_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
@@ -370,7 +366,7 @@ def group_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
         for upstream in model.upstreams
     ]
     columns = ("model", "upstream", "role", "standing", "state", "#share", "#priority", "#calls", "#cosine")
-    return _table(columns, rows, () if is_wide else ("#priority", "#cosine"))
+    return table_of(columns, rows, () if is_wide else ("#priority", "#cosine"))
 
 
 def instance_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
@@ -389,7 +385,7 @@ def instance_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
         for instance in snapshot.instances
     ]
     columns = ("instance", "kind", "loads", "upstream", "state", "#pid", "#restarts", "device")
-    return _table(columns, rows, () if is_wide else ("kind", "upstream", "device"))
+    return table_of(columns, rows, () if is_wide else ("kind", "upstream", "device"))
 
 
 def checkpoint_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
@@ -409,7 +405,7 @@ def checkpoint_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
     ]
     if len(found) > len(rows):
         rows.append((f"and {len(found) - len(rows)} more", "", "", "", ""))
-    return _table(
+    return table_of(
         ("model", "state", "#download", "#on disk", "upstreams"), rows, () if is_wide else ("upstreams",)
     )
 
@@ -431,7 +427,7 @@ def tenant_table(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> T
         totals = (f"{tenant.calls:,}", short(tenant.tokens), f"{tenant.refused:,}")
         rows.append((tenant.name, *map(short, per_second), *totals))
     columns = ("tenant", "#calls/s", "#tokens/s", "#refused/s", "#calls", "#tokens", "#refused")
-    return _table(columns, rows, () if is_wide else ("#refused/s", "#calls"))
+    return table_of(columns, rows, () if is_wide else ("#refused/s", "#calls"))
 
 
 def change_table(snapshot: Snapshot) -> Table:
@@ -440,24 +436,7 @@ def change_table(snapshot: Snapshot) -> Table:
         (time.strftime("%H:%M:%S", time.localtime(change.at_s)), change.subject, change.what, change.reason)
         for change in snapshot.changes[:CHANGES_SHOWN]
     ]
-    return _table(("at", "of", "now", "why"), rows)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Row], hidden: Collection[str] = ()) -> Table:
-    """Return a table. A column whose name begins with `#` has numbers. hidden: columns to leave out."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    shown = [index for index, name in enumerate(columns) if name not in hidden]
-    for index in shown:
-        name = columns[index].removeprefix("#")
-        if name == columns[index]:
-            # A header is never broken inside a word.
-            table.add_column(name, overflow="fold", min_width=len(name))
-        else:
-            table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [row[index] for index in shown]
-        table.add_row(*(Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells))
-    return table
+    return table_of(("at", "of", "now", "why"), rows)
 
 
 def _state(state: str) -> Text:

@@ -89,7 +89,7 @@ def add_tenants_options(parser: argparse.ArgumentParser) -> None:
         add_json_option(action)
 
 
-def tenants(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_tenants(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run the chosen action; return 1 if the store, config or tenant does not exist, or a limit is wrong."""
     actions: dict[str, Action] = {"set": _set, "list": _list, "remove": _remove}
     return run_action(actions[options.action], options, environment)

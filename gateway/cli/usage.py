@@ -17,9 +17,9 @@ from gateway.audit.records import command_actor, new_record
 from gateway.audit.redis_store import AuditInRedis
 from gateway.cli.context import MEMORY, TIMEOUT_S, add_store_options, show_config_problems, store_config
 from gateway.cli.gateway_client import GatewayClient
-from gateway.cli.operator_options import add_address_options, ask_gateway, named_url
-from gateway.cli.output import count_of, print_result, show_line, show_table, write_document
-from gateway.config.problems import ConfigError
+from gateway.cli.operator_options import add_admin_address_options, ask_gateway, named_url
+from gateway.cli.output import print_result, show_line, show_table, write_document
+from gateway.config.problems import ConfigError, count_of
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
@@ -67,7 +67,7 @@ class DayUsage(msgspec.Struct):
 def add_usage_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `gateway usage` to its parser."""
     add_store_options(parser)
-    add_address_options(parser, "`admin.listen` or `listen`", "a key that has the scope admin")
+    add_admin_address_options(parser)
     parser.add_argument("tenant", nargs="?", help="tenant (default: all)")
     parser.add_argument("--since", type=_day, metavar="DAY", help="2027-01-31 (default: today)")
     parser.add_argument("--until", type=_day, metavar="DAY", help="the last day (default: today)")
@@ -97,7 +97,7 @@ def _day(text: str) -> date:
         raise argparse.ArgumentTypeError(f"{text!r} is no day such as 2027-01-31") from error
 
 
-def usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Show the usage, or delete an end user's; return 1 if that fails, or the days are not a period.
 
     2 for a wrong command line.

@@ -19,7 +19,7 @@ from backends.kinds import open_replica
 from backends.reference_texts import REFERENCE_TEXTS
 from gateway.cli.context import TIMEOUT_S
 from gateway.cli.operator_options import add_config_option
-from gateway.cli.output import CleanConsole, print_json, show_line, show_problems
+from gateway.cli.output import PIPE_WIDTH, CleanConsole, print_json, show_line, show_problems
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config, UpstreamSettings
@@ -37,8 +37,6 @@ from gateway.vector_spaces.store import FingerprintStore
 TEXTS_MAX = 10_000
 SECTIONS = ("upstreams", "models", "defaults", "quotas")
 COLUMNS = ("upstream", "backend", "model", "dtype", "dims", "norms", "tokens", "fingerprint", "stored")
-# A pipe has no width, and a cell must not be cut there.
-WIDTH = 1000
 
 
 class CannotVerify(Exception):
@@ -139,7 +137,7 @@ def _cosine(text: str) -> float:
     return value
 
 
-def verify(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def run_verify(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Print the comparison; return 1 if vectors differ that should agree, or an upstream cannot be read."""
     try:
         config = load_config(options.config, environment, SECTIONS)
@@ -280,7 +278,7 @@ async def _accept(store: FingerprintStore, replicas: Sequence[ReplicaVectors]) -
 
 def show_report(report: Report) -> None:
     """Print the replicas, the cosine of every two, and the findings."""
-    console = CleanConsole(width=WIDTH, highlight=False, markup=False, emoji=False)
+    console = CleanConsole(width=PIPE_WIDTH, highlight=False, markup=False, emoji=False)
     console.print(_replica_table(report))
     if report.pairs:
         console.print(f"\nleast cosine of {report.texts} texts, in the order above")

@@ -1,6 +1,6 @@
 """Problems of a configuration, and the error that reports all of them at once."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sized
 from difflib import get_close_matches
 
 import msgspec
@@ -28,6 +28,11 @@ class ConfigError(Exception):
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = problems
+
+
+def count_of(items: Sized, noun: str) -> str:
+    """Return the number of items with its noun."""
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 
 def join_path(path: str, name: str) -> str:

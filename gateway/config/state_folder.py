@@ -1,5 +1,6 @@
 """The folder of what one gateway keeps on its host, and files in it that no other user can read or lock."""
 
+import fcntl
 import os
 import pwd
 import secrets
@@ -50,7 +51,10 @@ def make_private_folder(folder: Path) -> None:
 
     A folder that exists stays as it is. Raises: OSError.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # `parents=True` would give those above it the usual rights.
+    if not folder.parent.exists():
+        make_private_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def open_private(path: Path) -> IO[str]:
@@ -63,18 +67,38 @@ def open_private(path: Path) -> IO[str]:
     return os.fdopen(descriptor, "r+", encoding="ascii")
 
 
+def lock_private(path: Path, *, wait: bool = True) -> IO[str]:
+    """Return a file that keeps a lock until it is closed; its folder is made if it is missing.
+
+    Raises: OSError; BlockingIOError if another process has the lock, and this one does not wait.
+    """
+    make_private_folder(path.parent)
+    lock = open_private(path)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        lock.close()
+        raise
+    return lock
+
+
+def create_private(path: Path, content: bytes) -> None:
+    """Create a file that no other user can read, with its content on the disk. Raises: OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+
+
 def replace_private(path: Path, content: bytes) -> None:
     """Write a file that no other user can read, in one step: a reader finds the old content or the new one.
 
     Raises: OSError.
     """
     draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
+        create_private(draft, content)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
@@ -87,7 +111,7 @@ def make_private(path: Path) -> None:
     Raises: OSError.
     """
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        create_private(path, b"")
     except FileExistsError:
         with suppress(PermissionError):
             if path.stat().st_mode & OTHERS:

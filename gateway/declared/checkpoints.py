@@ -21,6 +21,7 @@ from backends.checkpoints.needed_files import is_path
 from backends.contract.errors import ModelUnavailable
 from backends.torch.wire import SmokeLoad
 from gateway.config.schema import OWN_VOCABULARY, UpstreamSettings
+from gateway.config.state_folder import lock_private
 from gateway.declared.host import CheckpointRecord, CheckpointState
 from gateway.declared.store import StateFile
 
@@ -88,7 +89,7 @@ class Records:
 
     def write(self, model: str, record: CheckpointRecord | None) -> None:
         """Replace the record of a model, or remove it. Raises: OSError."""
-        with self._file.lock(".registry.lock", wait=True):
+        with lock_private(self._file.folder / ".registry.lock"):
             records = self.read()
             records.pop(model, None)
             if record is not None:
@@ -105,7 +106,7 @@ class Records:
     def working_on(self, model: str) -> Iterator[None]:
         """Keep other processes from working on a model. Raises: RegistryBusy, OSError."""
         try:
-            lock = self._file.lock(f".registry-{model.replace('/', '--')}.lock", wait=False)
+            lock = lock_private(self._file.folder / f".registry-{model.replace('/', '--')}.lock", wait=False)
         except BlockingIOError as error:
             raise RegistryBusy("another process works on this model; try again later") from error
         with lock:
@@ -114,7 +115,7 @@ class Records:
     @contextmanager
     def dividing_space(self) -> Iterator[None]:
         """Keep other processes from reserving space on the disk. Raises: OSError."""
-        with self._file.lock(".registry-space.lock", wait=True):
+        with lock_private(self._file.folder / ".registry-space.lock"):
             yield
 
     def is_worked_on(self, model: str) -> bool:

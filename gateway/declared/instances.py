@@ -16,6 +16,7 @@ from backends.torch.kind import ENGINE as ENGINE_KIND
 from gateway.config.problems import ConfigError
 from gateway.config.schema import OPERATION_SEGMENTS, CommandTemplate, Config, UpstreamSettings
 from gateway.config.section_checks import EXTRA_ARGS, OPTIONAL_PLACEHOLDERS, PLACEHOLDER
+from gateway.config.state_folder import lock_private
 from gateway.declared.host import ENGINE, CreateInstance, InstanceRecord, invalid
 from gateway.declared.settings import SecretSources, read_upstream
 from gateway.declared.store import StateFile
@@ -244,7 +245,7 @@ class InstanceFile(StateFile[tuple[InstanceRecord, ...]]):
     def open(self) -> tuple[InstanceRecord, ...]:
         """Lock the file and return its records. Raises: StateFileError."""
         try:
-            self._lock = self.lock("instances.lock", wait=False)
+            self._lock = lock_private(self.folder / "instances.lock", wait=False)
         except BlockingIOError as error:
             message = f"{self.path} is used by another gateway; give each its own `state_dir`"
             raise StateFileError(message) from error

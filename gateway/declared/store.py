@@ -5,12 +5,11 @@ only if the version before it is still stored. Instances and checkpoints are thi
 file of JSON, which is replaced in one step, and locks next to it, because commands change it too.
 """
 
-import fcntl
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -18,7 +17,7 @@ from gateway.audit.records import AuditRecord
 from gateway.audit.redis_store import APPEND, AUDIT, AuditInRedis
 from gateway.config.reader import with_current_keys
 from gateway.config.schema import AuditSettings
-from gateway.config.state_folder import make_private_folder, open_private, replace_private
+from gateway.config.state_folder import replace_private
 from gateway.declared.additions import Additions
 from gateway.events import AuditRecorded
 from gateway.store.errors import StoreUnavailable
@@ -181,17 +180,3 @@ class StateFile(Generic[_Content]):
     def write(self, content: _Content) -> None:
         """Replace the file in one step. Raises: OSError."""
         replace_private(self.path, msgspec.json.encode(content))
-
-    def lock(self, name: str, *, wait: bool) -> IO[str]:
-        """Return a file that keeps a lock until it is closed. name: of the lock's file.
-
-        Raises: OSError; BlockingIOError if another process has the lock, and this one does not wait.
-        """
-        make_private_folder(self.folder)
-        lock = open_private(self.folder / name)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError:
-            lock.close()
-            raise
-        return lock

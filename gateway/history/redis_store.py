@@ -52,7 +52,6 @@ class HistoryInRedis:
         self._client = client
 
     async def put(self, part: Part) -> None:
-        """Store a part, unless it is there or was folded."""
         await self._put_names(_names(names_periods(part.minute * 60)[0]), part.names)
         argument = {
             "name": part.name,
@@ -74,16 +73,13 @@ class HistoryInRedis:
             await self._client.run_script(PUT_NAMES, (key,), msgspec.msgpack.encode(argument))
 
     async def open_minutes(self) -> list[int]:
-        """Return the minutes that have parts."""
         return [int(minute) for minute in await self._client.execute("ZRANGE", OPEN, 0, -1)]
 
     async def parts(self, minute: int) -> Mapping[str, bytes]:
-        """Return the parts of a minute, without folded ones."""
         found: Mapping[bytes, bytes] = await self._client.execute("HGETALL", _minute(minute))
         return {name.decode(errors="replace"): content for name, content in found.items() if content}
 
     async def chunks(self, places: Sequence[Chunk]) -> list[bytes | None]:
-        """Return chunks, None for each that is not there."""
         found: list[bytes | None] = []
         for start in range(0, len(places), CHUNKS_PER_READ):
             keys = [_chunk(place) for place in places[start : start + CHUNKS_PER_READ]]
@@ -91,11 +87,9 @@ class HistoryInRedis:
         return found
 
     async def version(self) -> int:
-        """Return the number of the last fold."""
         return int(await self._client.execute("GET", VERSION) or 0)
 
     async def fold(self, fold: Fold) -> bool:
-        """Carry out a step; return False, with nothing changed, if another one came between."""
         keys: dict[str, int] = {VERSION: 1, OPEN: 2}
 
         def index(key: str) -> int:
@@ -130,7 +124,6 @@ class HistoryInRedis:
         return True
 
     async def names(self) -> Mapping[int, str]:
-        """Return the names of rows."""
         names: dict[int, str] = {}
         for period in reversed(names_periods(time.time())):
             found: Mapping[bytes, bytes] = await self._client.execute("HGETALL", _names(period))
@@ -138,7 +131,6 @@ class HistoryInRedis:
         return names
 
     async def put_spans(self, day: int, recorder: str, content: bytes) -> None:
-        """Store the replicas of one process on a day, in place of those before."""
         argument = {
             "recorder": recorder,
             "content": _words(content),
@@ -148,14 +140,12 @@ class HistoryInRedis:
         await self._client.run_script(PUT_SPANS, (_spans(day),), msgspec.msgpack.encode(argument))
 
     async def spans(self, days: Sequence[int]) -> list[bytes]:
-        """Return the replicas of all processes on some days."""
         found: list[bytes] = []
         for day in days:
             found += await self._client.execute("HVALS", _spans(day))
         return found
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
 

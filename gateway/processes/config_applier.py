@@ -8,7 +8,7 @@ has changed nothing.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -18,7 +18,7 @@ from gateway.audit.records import AuditRecord
 from gateway.config.diff import ReloadOutcome, compare_configs, with_live_settings
 from gateway.config.load import load_config
 from gateway.config.placeholders import files_in
-from gateway.config.problems import ConfigError, Problem
+from gateway.config.problems import ConfigError, Problem, count_of
 from gateway.config.schema import Config
 from gateway.declared.additions import Additions, Edit, Put, UnknownAddition
 from gateway.declared.composition import AdditionsState
@@ -179,19 +179,15 @@ def log_outcome(path: Path, job: ReloadJob, outcome: ReloadOutcome) -> None:
         return
     if outcome.problems:
         level = logging.INFO if kind == "edit" else logging.ERROR
-        logger.log(level, failure, subject, _count(outcome.problems, "problem"), extra=WRITE_ALWAYS)
+        logger.log(level, failure, subject, count_of(outcome.problems, "problem"), extra=WRITE_ALWAYS)
         for problem in outcome.problems:
             logger.log(level, "%s", problem, extra=WRITE_ALWAYS)
         return
-    logger.info(success, subject, _count(outcome.changes, "change"), extra=WRITE_ALWAYS)
+    logger.info(success, subject, count_of(outcome.changes, "change"), extra=WRITE_ALWAYS)
     for change in outcome.changes:
         logger.info("%s", change, extra=WRITE_ALWAYS)
     for change in outcome.needs_restart:
         logger.warning("%s: needs a restart; it was not applied", change, extra=WRITE_ALWAYS)
-
-
-def _count(items: Sized, noun: str) -> str:
-    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 
 # Time for the models of new engines to load.

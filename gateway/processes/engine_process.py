@@ -6,9 +6,13 @@ The parent runs engines for as long as the gateway runs, and commands run one fo
 import asyncio
 import re
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from typing import TypeVar
 
 import msgspec
 
@@ -37,6 +41,15 @@ ENGINE_VARIABLES = {
 }
 # Time for a child to exit after a signal before it is killed.
 KILL_AFTER_S = 5.0
+NO_ENGINE = (
+    "the built-in engine is not installed: it needs torch and transformers. `make install` installs them; "
+    "see requirements/torch.txt"
+)
+Result = TypeVar("Result")
+
+
+class NoResult(Exception):
+    """A process that should have examined a model ended without a result; the message says why."""
 
 
 class EngineFailed(Exception):
@@ -62,6 +75,34 @@ def worker_environment(environment: Mapping[str, str], config: Config) -> dict[s
     )
     own = {name: value for name, value in environment.items() if name.startswith(starts)} if starts else {}
     return child_environment(environment) | own
+
+
+def run_on_model(
+    module: str, boot: wire.ModelBoot, kind: type[Result], timeout_s: float, environment: Mapping[str, str]
+) -> Result:
+    """Return the result of a module of the engine for a model, in a process of its own. Raises: NoResult."""
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise NoResult(NO_ENGINE)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", module],
+            input=msgspec.json.encode(boot),
+            capture_output=True,
+            timeout=timeout_s,
+            env=child_environment(environment),
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoResult(f"no result within {timeout_s:.0f} s; give more with --timeout") from error
+    if ended.returncode:
+        reasons = ended.stderr.decode(errors="replace").splitlines() or [f"exit status {ended.returncode}"]
+        raise NoResult(f"the process for it failed: {reasons[-1]}")
+    # Code of a model may print before the result, which is the last line.
+    lines = ended.stdout.splitlines()
+    try:
+        return msgspec.json.decode(lines[-1] if lines else b"", type=kind)
+    except msgspec.DecodeError as error:
+        raise NoResult("the process for it ended without a result") from error
 
 
 class EngineGroup(msgspec.Struct, frozen=True):

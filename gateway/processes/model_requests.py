@@ -6,14 +6,9 @@ A trial load has a process of its own.
 
 import asyncio
 import logging
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-
-import msgspec
 
 from backends.torch import wire
 from gateway.config.schema import Config
@@ -35,7 +30,7 @@ from gateway.declared.host import (
     Refused,
     timestamp,
 )
-from gateway.processes.engine_process import child_environment
+from gateway.processes.engine_process import NoResult, run_on_model
 
 logger = logging.getLogger("gateway")
 
@@ -46,7 +41,6 @@ LOAD_TIMEOUT_S = 600.0
 JOBS_MAX = 2
 RECORDS_MAX = 1000
 MODULE = "backends.torch.serving.smoke"
-NO_ENGINE = "a model is checked by the built-in engine, which is not installed; `make install` installs it"
 
 
 class ModelRequests:
@@ -177,25 +171,7 @@ def _not_found(model: str) -> Refused:
 
 def smoke_load(boot: wire.ModelBoot, timeout_s: float, environment: Mapping[str, str]) -> wire.SmokeLoad:
     """Load a model in a process of its own."""
-    if find_spec("torch") is None or find_spec("transformers") is None:
-        return wire.SmokeLoad(NO_ENGINE)
     try:
-        ended = subprocess.run(
-            [sys.executable, "-P", "-m", MODULE],
-            input=msgspec.json.encode(boot),
-            capture_output=True,
-            timeout=timeout_s,
-            env={**child_environment(environment), "HF_HUB_OFFLINE": "1"},
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return wire.SmokeLoad(f"it was not loaded within {timeout_s:.0f} s; give more with --timeout")
-    if ended.returncode:
-        reasons = ended.stderr.decode(errors="replace").splitlines() or [f"exit status {ended.returncode}"]
-        return wire.SmokeLoad(f"the load ended its process: {reasons[-1]}")
-    # Code of a model may print before the result, which is the last line.
-    lines = ended.stdout.splitlines()
-    try:
-        return msgspec.json.decode(lines[-1] if lines else b"", type=wire.SmokeLoad)
-    except msgspec.DecodeError:
-        return wire.SmokeLoad("the load ended without a result")
+        return run_on_model(MODULE, boot, wire.SmokeLoad, timeout_s, {**environment, "HF_HUB_OFFLINE": "1"})
+    except NoResult as error:
+        return wire.SmokeLoad(str(error))

@@ -24,7 +24,7 @@ from gateway.config.boot import AppBoot, worker_share
 from gateway.config.diff import ReloadOutcome
 from gateway.config.digest import section_digests
 from gateway.config.identity import new_identity
-from gateway.config.problems import Problem
+from gateway.config.problems import Problem, count_of
 from gateway.config.schema import Config
 from gateway.config.state_folder import state_folder
 from gateway.declared.additions import Drain, Listing, Put, Remove
@@ -411,8 +411,7 @@ class Supervisor:
             self._failure = "\n".join(f"{problem.path}: {problem.message}" for problem in report.problems)
             self._stop.set()
         else:
-            models = f"{len(report.models)} model{'' if len(report.models) == 1 else 's'}"
-            self._status = f"serving {models} at {address}"
+            self._status = f"serving {count_of(report.models, 'model')} at {address}"
             self._service.ready(self._status)
             self._on_ready(report, address)
 

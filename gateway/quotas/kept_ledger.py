@@ -14,11 +14,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import msgspec
 
-from gateway.config.state_folder import replace_private
+from gateway.config.state_folder import lock_private, make_private_folder, replace_private
 from gateway.events import Observe
 from gateway.quotas.end_users import USERS_KEPT_DAYS, EndUserDay
 from gateway.quotas.ledger import DAY_US, MemoryLedger, QuotaRequest, Reservation, day_of
@@ -78,8 +78,7 @@ class CountsFolder:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
-        # Descriptor of the locked file.
-        self._lock: int | None = None
+        self._lock: IO[str] | None = None
         # A write whose task was cancelled goes on in its thread: the last one must come after it.
         self._writing = threading.Lock()
         self._logged = ""
@@ -99,22 +98,17 @@ class CountsFolder:
     def take_lock(self) -> str:
         """Take the lock; return why that is not possible, or nothing."""
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
+            self._lock = lock_private(self.path / LOCK_FILE, wait=False)
+        except BlockingIOError:
+            return f"another gateway keeps its quotas in {self.path}"
         except OSError as error:
             return f"{self.path} cannot be used: {error.strerror}"
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            return f"another gateway keeps its quotas in {self.path}"
-        self._lock = lock
         return ""
 
     def release(self) -> None:
         """Release the lock."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
             self._lock = None
 
     def read_counts(self) -> list[CalendarCount]:
@@ -153,7 +147,7 @@ class CountsFolder:
         """Replace the files of limits and of some days, and remove days before the first that is kept."""
         try:
             with self._writing:
-                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private_folder(self.path)
                 _replace(self.path / COUNTS_FILE, counts)
                 for folder in folders:
                     self._write_days(folder)

@@ -12,10 +12,10 @@ import logging
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -51,6 +51,9 @@ CHANGES = (
 )
 # Weight of the newest latency in the running mean.
 NEWEST_SHARE = 0.1
+Item = TypeVar("Item")
+
+logger = logging.getLogger(__name__)
 
 
 class ReplicaHistory(msgspec.Struct):
@@ -147,8 +150,6 @@ def _name(event: ReplicaChanged | ReplicaSlow | SpaceChecked) -> str:
         return event.upstream
     return f"{event.upstream} {event.replica}"
 
-
-logger = logging.getLogger(__name__)
 
 CALLS_MAX = 250
 # Failed calls that are kept longer, of so many tenants.
@@ -276,7 +277,7 @@ class RecentCalls:
         except OSError:
             return []
         if (known := self._read_files.get(file)) is None or known[0] != version:
-            known = self._read_files[file] = version, _read(file)
+            known = self._read_files[file] = version, _read_shared(file, RecentCall)
         return known[1]
 
     def write(self) -> None:
@@ -284,12 +285,7 @@ class RecentCalls:
         if self._file is None or self._is_written:
             return
         self._is_written = True
-        partial = self._file.with_suffix(".partial")
-        try:
-            partial.write_bytes(msgspec.json.encode(self._own()))
-            partial.replace(self._file)
-        except OSError as error:
-            logger.warning("the recent calls could not be written: %s", error)
+        _write_shared(self._file, self._own())
 
     async def write_forever(self) -> None:
         """Write every `WRITE_INTERVAL_S`, until cancelled."""
@@ -313,15 +309,6 @@ def _recent(at_s: float, event: CallFinished) -> RecentCall:
     trace_id = event.trace_id if event.is_recorded else None
     return RecentCall(at_s=round(at_s, 3), trace_id=trace_id, **repeated)
 
-
-def _read(file: Path) -> list[RecentCall]:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=list[RecentCall])
-    except (OSError, msgspec.MsgspecError):
-        return []
-
-
-logger = logging.getLogger(__name__)
 
 INTERVAL_S = 10.0
 # One hour.
@@ -372,7 +359,7 @@ class TrafficHistory:
 
     def points(self, after_s: float = 0.0) -> list[TrafficPoint]:
         """Return the points that ended after a moment, the oldest first."""
-        points = self._points if self._file is None else read_points(self._file)
+        points = self._points if self._file is None else _read_shared(self._file, TrafficPoint)
         return [point for point in points if point.at_s > after_s]
 
     def record(self, totals: Totals) -> None:
@@ -384,32 +371,32 @@ class TrafficHistory:
             return
         self._points.append(_point_between(last, sample, totals))
         if self._file is not None:
-            _write_points(self._file, self._points)
+            _write_shared(self._file, self._points)
 
     async def record_forever(self, read: Callable[[], Totals]) -> None:
         """Sample every `INTERVAL_S`, until cancelled."""
         if self._file is not None:
-            self._points.extend(read_points(self._file))
+            self._points.extend(_read_shared(self._file, TrafficPoint))
         while True:
             self.record(read())
             await asyncio.sleep(INTERVAL_S)
 
 
-def read_points(file: Path) -> list[TrafficPoint]:
-    """Return the points in a file, none if it does not exist yet or cannot be read."""
+def _read_shared(file: Path, kind: type[Item]) -> list[Item]:
+    """Return what a file of the workers' folder lists, nothing if it is not there or cannot be read."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=list[TrafficPoint])
+        return msgspec.json.decode(file.read_bytes(), type=list[kind])  # type: ignore[valid-type]
     except (OSError, msgspec.MsgspecError):
         return []
 
 
-def _write_points(file: Path, points: deque[TrafficPoint]) -> None:
+def _write_shared(file: Path, items: Iterable[object]) -> None:
     partial = file.with_suffix(".partial")
     try:
-        partial.write_bytes(msgspec.json.encode(list(points)))
+        partial.write_bytes(msgspec.json.encode(list(items)))
         partial.replace(file)
     except OSError as error:
-        logger.warning("the traffic history could not be written: %s", error)
+        logger.warning("%s could not be written: %s", file.name, error)
 
 
 def _point_between(before: _Sample, after: _Sample, totals: Totals) -> TrafficPoint:

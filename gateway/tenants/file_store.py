@@ -7,7 +7,6 @@ between, by the next change or the next look at the records.
 """
 
 import asyncio
-import fcntl
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from gateway.audit.file import AuditFile
 from gateway.audit.records import Actor, AuditRecord
 from gateway.config import schema as config
 from gateway.config.schema import AuditSettings
-from gateway.config.state_folder import make_private_folder, open_private, replace_private
+from gateway.config.state_folder import lock_private, make_private_folder, replace_private
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.audited import (
     key_created,
@@ -313,10 +312,8 @@ class FileTenantStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self.make_folder()
         try:
-            with open_private(self._path.with_suffix(".lock")) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with lock_private(self._path.with_suffix(".lock")):
                 yield
         except OSError as error:
             raise self._unusable(error) from error

@@ -6,6 +6,8 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
+from gateway.config.state_folder import create_private, make_private_folder
+
 FILE_NAME = "first-key"
 # Longer than any header may be.
 FILE_BYTES_MAX = 64 * 1024
@@ -42,9 +44,9 @@ def keep_first_key(path: Path, key: str) -> str:
     """
     draft = path.with_name(f".{FILE_NAME}-{secrets.token_hex(8)}")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         try:
-            _write(draft, f"{key}\n")
+            create_private(draft, f"{key}\n".encode("ascii"))
             # A link appears whole, and fails where there is a file.
             with suppress(FileExistsError):
                 os.link(draft, path)
@@ -53,11 +55,3 @@ def keep_first_key(path: Path, key: str) -> str:
     except OSError as error:
         raise FirstKeyFileError(f"{path} cannot be written: {error.strerror}; set `state_dir`") from error
     return read_first_key(path) or key
-
-
-def _write(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(descriptor)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from backends.contract import EmbedReply
-from gateway.api.dialects.openai.embeddings import encode_embeddings
+from gateway.api.dialects.openai.embeddings import pieces_of
 from gateway.api.server.encoding import Encoding, EncodingFormat
 from tests.conftest import KEY, Boots, posted
 from tests.fakes.hooks import embedder_and_reranker as fakes
@@ -125,7 +125,7 @@ def test_encoded_vectors_decode_bit_for_bit(
     vectors: np.ndarray[Any, np.dtype[np.float32]], encoding_format: EncodingFormat
 ) -> None:
     body = msgspec.json.decode(
-        encode_embeddings(EmbedReply(vectors, 1), "m", Encoding((encoding_format,)), reply_id="x")
+        b"".join(pieces_of(EmbedReply(vectors, 1), "m", Encoding((encoding_format,)), reply_id="x"))
     )
 
     assert vectors.tobytes() == b"".join(vector_in(item).tobytes() for item in body["data"])

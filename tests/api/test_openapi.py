@@ -54,6 +54,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/batches": openai_batches.BatchRequest,
     "/v1/embeddings": openai.OpenAIEmbeddingsRequest,
     "/v1/multi-vector": openai.OpenAIEmbeddingsRequest,
+    "/perplexity/v1/embeddings": openai.OpenAIEmbeddingsRequest,
     "/embeddings": openai.OpenAIEmbeddingsRequest,
     "/embed": tei.EmbedRequest,
     "/rerank": rerank.EitherRerankRequest,
@@ -110,6 +111,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/multimodalembeddings": voyage.MultimodalRequest,
     "/v1/contextualizedembeddings": voyage.ContextualizedRequest,
     "/contextualizedembeddings": voyage.ContextualizedRequest,
+    "/perplexity/v1/contextualizedembeddings": voyage.ContextualizedRequest,
     "/v1beta/models/{name}:batchEmbedContents": gemini.BatchEmbedContentsRequest,
 }
 WITHOUT_BODY = [

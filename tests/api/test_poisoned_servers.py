@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from gateway.cli.embed import embed as embed_files
-from gateway.cli.embed.options import add_embed_options
+from gateway.cli.embed import add_embed_options, run_embed
 from gateway.events import ReplicaChanged
 from gateway.tenants.keyring import key_digest
 from tests.backends.invalid_replies import body_of, packed
@@ -294,7 +293,7 @@ async def test_embed_skips_the_row_that_a_server_fails(tmp_path: Path, kind: str
                 "--json",
             ]
         )
-        status = await asyncio.to_thread(embed_files, options, {"GATEWAY_API_KEY": KEY})
+        status = await asyncio.to_thread(run_embed, options, {"GATEWAY_API_KEY": KEY})
         server.should_exit = True
         await serving
 

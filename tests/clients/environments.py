@@ -3,10 +3,12 @@
 `python -m tests.clients.environments [name …]` creates missing environments below `.clients` and runs the
 tests of all clients, or of the named ones. A client is a file `requirements/<name>.txt`, made by `make lock`
 from `<name>.in`, plus a file `test_<name>_client.py`. A client in JavaScript also has a folder `<name>` with
-`package.json` and `package-lock.json`, whose packages npm installs.
+`package.json` and `package-lock.json`, whose packages npm installs. The requirements pin all packages without
+the hashes of every platform's wheels, because nothing of them runs where a gateway does.
 """
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -41,16 +43,32 @@ def environment(name: str) -> Path:
         return python
     shutil.rmtree(target, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", target], check=True)
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
-    # sie-sdk requires Python 3.12 but runs on 3.11. All other packages are pinned to versions for both.
-    flags = ["--require-hashes", "--no-deps", "--ignore-requires-python"]
-    subprocess.run([*pip, *flags, "-r", requirements], check=True)
+    _install(python, requirements)
     if packages.exists():
         shutil.copytree(packages.parent, target / name)
         npm = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
         subprocess.run(npm, check=True, cwd=target / name)
     stamp.write_text(digest)
     return python
+
+
+def _install(python: Path, requirements: Path) -> None:
+    # Wheels only: no package runs code of its own while it is installed.
+    wheels = ["--quiet", "--only-binary", ":all:", "--no-deps", "-r", requirements]
+    # uv links packages that another environment has already; pip installs each again.
+    uv = Path(sys.executable).with_name("uv")
+    settings = {**os.environ, "UV_HTTP_TIMEOUT": "60", "UV_HTTP_RETRIES": "1"}
+    if (
+        uv.exists()
+        and subprocess.run(
+            [uv, "pip", "install", "--python", python, *wheels], check=False, env=settings
+        ).returncode
+        == 0
+    ):
+        return
+    # sie-sdk requires Python 3.12 but runs on 3.11: only pip can leave that out.
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--ignore-requires-python"]
+    subprocess.run([*pip, *wheels], check=True)
 
 
 def passes(name: str) -> bool:

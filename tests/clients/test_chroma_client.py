@@ -1,4 +1,4 @@
-"""Chroma's embedding functions for OpenAI and TEI, in collections."""
+"""Chroma's embedding functions for OpenAI, TEI and Perplexity, in collections."""
 
 from typing import Any
 
@@ -6,7 +6,11 @@ import chromadb
 import numpy as np
 import openai
 import pytest
-from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer, OpenAIEmbeddingFunction
+from chromadb.utils.embedding_functions import (
+    HuggingFaceEmbeddingServer,
+    OpenAIEmbeddingFunction,
+    PerplexityEmbeddingFunction,
+)
 
 from tests.clients.conftest import Gateway, run_documented
 
@@ -43,6 +47,19 @@ def test_collections_find_the_nearest_documents(
 
     found = collection.query(query_texts=["fruit to eat"], n_results=2)
     assert [{"apple", "pear"}] == [set(ids) for ids in found["ids"]]
+
+
+def test_perplexitys_function_has_the_same_directions(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Perplexity's client takes an address from nowhere else.
+    monkeypatch.setenv("PERPLEXITY_BASE_URL", f"{gateway.url}/perplexity")
+    found = np.asarray(PerplexityEmbeddingFunction(api_key=gateway.key)(DOCUMENTS))
+    expected = np.asarray(of_openai(gateway)(DOCUMENTS))
+
+    assert (4, DIMENSIONS) == found.shape
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    assert ((found * expected).sum(axis=1) / lengths > 0.99).all()
 
 
 def test_errors_are_openais(gateway: Gateway) -> None:

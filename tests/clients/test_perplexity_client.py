@@ -16,7 +16,7 @@ MODEL, CONTEXT = "pplx-embed-v1-0.6b", "pplx-embed-context-v1-0.6b"
 
 
 def connect(gateway: Gateway, key: str | None = None) -> Perplexity:
-    return Perplexity(api_key=key or gateway.key, base_url=gateway.url, max_retries=0)
+    return Perplexity(api_key=key or gateway.key, base_url=f"{gateway.url}/perplexity", max_retries=0)
 
 
 def numbers(text: str) -> list[int]:
@@ -45,7 +45,7 @@ def test_chunks_have_bytes_without_a_format(gateway: Gateway) -> None:
 
 def test_texts_have_bytes_and_bits(gateway: Gateway) -> None:
     client = connect(gateway)
-    octets = client.embeddings.create(input=TEXTS, model=MODEL, encoding_format="base64_int8")
+    octets = client.embeddings.create(input=TEXTS, model=MODEL)
     bits = client.embeddings.create(input=TEXTS, model=MODEL, encoding_format="base64_binary")
     lone = client.contextualized_embeddings.create(input=[[text] for text in TEXTS], model=CONTEXT)
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gateway.cli.embed import embed
-from gateway.cli.embed.options import add_embed_options, sources_of
+from gateway.cli.embed import add_embed_options, run_embed
+from gateway.cli.embed.options import sources_of
 from gateway.cli.embed.plan import Settings
 from gateway.client.request import Request
 from tests.fakes.embedder import FakeEmbedder
@@ -47,7 +47,7 @@ class Command:
         address = [] if self.url is None else ["--url", self.url]
         options = parser.parse_args([*placed, *address, "--json"])
         self._capsys.readouterr()
-        status = embed(options, {"GATEWAY_API_KEY": key})
+        status = run_embed(options, {"GATEWAY_API_KEY": key})
         captured = self._capsys.readouterr()
         return Outcome(status, captured.out, captured.err.replace(f"{self.folder}/", ""))
 

@@ -100,6 +100,9 @@ async def test_formats_of_both_vendors(gateway: Running, minilm: Path) -> None:
         )
     ).json()
     assert (384,) == unpacked(plain["data"][0]["embedding"], "i1").shape
+    # Below its own path that is so for texts, too.
+    own = (await gateway.post("/perplexity/v1/embeddings", {"model": "minilm", "input": OTHER[0]})).json()
+    assert plain["data"] == own["data"]
 
 
 @pytest.mark.parametrize(

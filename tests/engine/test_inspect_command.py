@@ -21,6 +21,7 @@ from backends.torch.stock import small_network
 from gateway.cli import main as command_line
 from gateway.cli import models as command
 from gateway.config.load import parse_config
+from gateway.processes import engine_process
 from tests.engine.checkpoints import DECODER, ENCODERS, make_encoder, make_language_model
 from tests.fakes.hub import write_cache
 from tests.waiting import PATIENCE_S
@@ -91,16 +92,16 @@ def test_unknown_upstream_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixt
         "models: {a: {upstream: a}}\n"
     )
 
-    assert command.models(options("b", "-c", str(config)), {}) == 1
+    assert command.run_models(options("b", "-c", str(config)), {}) == 1
     assert "no torch upstream 'b'; it has: a" in capsys.readouterr().err
 
 
 def test_installation_without_the_engine_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    monkeypatch.setattr(engine_process, "find_spec", lambda _: None)
 
-    assert command.models(options(DEFAULT_MODEL), {}) == 1
+    assert command.run_models(options(DEFAULT_MODEL), {}) == 1
     assert "needs torch and transformers" in capsys.readouterr().err
 
 

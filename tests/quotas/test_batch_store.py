@@ -14,11 +14,11 @@ from gateway.batches.store import (
     BoundExceeded,
     Bounds,
     JobStore,
-    JobStoreUnavailable,
     Page,
     QueueState,
     Row,
 )
+from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from tests.quotas.redis_server import RedisServer
 from tests.waiting import PATIENCE_S
@@ -294,7 +294,7 @@ async def test_redis_away_is_reported(own_redis: RedisServer) -> None:
         store.put(row("file-1", 1)),
         store.claim("batch_1", "o"),
     ):
-        with pytest.raises(JobStoreUnavailable):
+        with pytest.raises(StoreUnavailable):
             await work
     await store.aclose()
 
@@ -365,3 +365,16 @@ async def test_changes_at_the_same_time_do_not_disturb_each_other(tmp_path: Path
 
     await asyncio.gather(*(change(f"batch_{number}") for number in range(12)))
     await store.aclose()
+
+
+async def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    path.write_bytes(b"this is no database, and never was one" * 100)
+    store = SqliteJobStore(path)
+    assert await store.unfinished(0) == []
+    assert path.with_suffix(".unreadable").exists()
+    await store.aclose()
+    broken = SqliteJobStore(tmp_path / "jobs.unreadable" / "jobs.sqlite")
+    with pytest.raises(StoreUnavailable, match=r"jobs\.sqlite cannot be used: File exists"):
+        await broken.beat()
+    await broken.aclose()

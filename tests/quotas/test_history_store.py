@@ -363,13 +363,13 @@ async def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
 async def test_expired_rows_leave_the_file(tmp_path: Path) -> None:
     store = HistoryInSqlite(tmp_path / "history.sqlite")
     old = names_periods(time.time())[0] - 10
-    database = await store._run(lambda database: database)
+    database = await store._file.run(lambda database: database)
     database.execute("INSERT INTO parts VALUES (1, 'old', x'00', 1)")
     database.execute("INSERT INTO chunks VALUES ('old', x'00', 1)")
     database.execute("INSERT INTO names VALUES (?, 'f', 'old')", (old,))
     database.execute("INSERT INTO spans VALUES (1, 'old', x'00')")
     await store.put(Part(int(time.time()) // 60, "new", b"x"))
     for table in ("chunks", "names", "spans"):
-        assert await store._rows(f"SELECT * FROM {table}") == []
-    assert [name for (name,) in await store._rows("SELECT name FROM parts")] == ["new"]
+        assert await store._file.rows(f"SELECT * FROM {table}") == []
+    assert [name for (name,) in await store._file.rows("SELECT name FROM parts")] == ["new"]
     await store.aclose()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.check import check_command
+from gateway.cli.check import run_check
 from gateway.cli.live_checks import memory_problems
 from gateway.cli.main import full_parser
 from tests.fakes.hooks import RERANKER
@@ -66,7 +66,7 @@ def check(folder: Path, text: str, capsys: pytest.CaptureFixture[str], *words: s
     path = folder / "router.yaml"
     path.write_text(text)
     options = full_parser().parse_args(["check", "-c", str(path), "--json", *words])
-    status = check_command(options, {"HF_HUB_OFFLINE": "1"})
+    status = run_check(options, {"HF_HUB_OFFLINE": "1"})
     return status, json.loads(capsys.readouterr().out)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.batch import add_batch_options, batch
+from gateway.cli.batch import add_batch_options, run_batch
 from tests.fakes.threaded import serve_in_thread
 
 BATCH = "batch_1"
@@ -52,7 +52,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def run(server: Server, action: str, *words: str) -> int:
     parser = argparse.ArgumentParser()
     add_batch_options(parser)
-    return batch(parser.parse_args([action, *words, "--url", server.url]), {"GATEWAY_API_KEY": "some-key"})
+    return run_batch(
+        parser.parse_args([action, *words, "--url", server.url]), {"GATEWAY_API_KEY": "some-key"}
+    )
 
 
 def test_lines_that_were_not_run_are_not_called_failed(

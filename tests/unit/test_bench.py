@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cli.bench import add_bench_options, bench, plan_of
+from gateway.cli.bench import add_bench_options, plan_of, run_bench
 from gateway.cli.bench_load import (
     CallEnd,
     Figures,
@@ -158,7 +158,7 @@ def test_figures_are_printed_as_json_and_drawn(tmp_path: Path, capsys: pytest.Ca
     with serve_in_thread(FakeTei()) as url:
         words = (f"{url}/embed", "--rate", "50", "--seconds", "0.4", "--warmup", "0", "--json")
         words += ("--picture", str(picture))
-        status = bench(options_of(*words), {})
+        status = run_bench(options_of(*words), {})
     summary = json.loads(capsys.readouterr().out)
     assert status == 0
     assert summary["failed"] == 0
@@ -169,7 +169,7 @@ def test_figures_are_printed_as_json_and_drawn(tmp_path: Path, capsys: pytest.Ca
 
 def test_errors_are_shown_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with serve_in_thread(FakeTei()) as url:
-        status = bench(options_of(f"{url}/rerank", "--seconds", "0.2", "--warmup", "0"), {})
+        status = run_bench(options_of(f"{url}/rerank", "--seconds", "0.2", "--warmup", "0"), {})
     shown = capsys.readouterr()
     assert status == 1
     assert "replies 4" in shown.out
@@ -191,7 +191,7 @@ def test_errors_are_shown_with_an_example(capsys: pytest.CaptureFixture[str]) ->
 def test_mistakes_are_told_in_one_line(
     words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench(options_of(*words), {}) == 1
+    assert run_bench(options_of(*words), {}) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert told in lines[0]
@@ -201,7 +201,7 @@ def test_mistakes_are_told_in_one_line(
 def test_keys_that_no_header_holds_are_refused_without_showing_them(
     key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench(options_of("http://h"), {"GATEWAY_API_KEY": key}) == 1
+    assert run_bench(options_of("http://h"), {"GATEWAY_API_KEY": key}) == 1
     shown = capsys.readouterr().err
     assert "GATEWAY_API_KEY is no key" in shown
     assert key not in shown
@@ -226,7 +226,7 @@ class OddServer:
 def run_on(server: OddServer, *words: str) -> int:
     with serve_in_thread(server) as url:
         # Calls at their own times count even if they end after the period, however slow the machine is.
-        return bench(options_of(url, "--rate", "50", "--seconds", "0.2", "--warmup", "0", *words), {})
+        return run_bench(options_of(url, "--rate", "50", "--seconds", "0.2", "--warmup", "0", *words), {})
 
 
 GOOD = b'{"data": [{}], "usage": null}'

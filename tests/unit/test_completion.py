@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.completion import SHELLS, completion
+from gateway.cli.completion import SHELLS, run_completion
 from gateway.cli.main import full_parser
 
 pytest.importorskip("shtab", reason="it is not installed yet; run make install")
@@ -20,7 +20,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert 0 == completion(full_parser().parse_args(["completion", shell]), {})
+    assert 0 == run_completion(full_parser().parse_args(["completion", shell]), {})
     return capsys.readouterr().out
 
 

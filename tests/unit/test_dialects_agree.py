@@ -28,7 +28,7 @@ from gateway.api.dialects.gemini import dialect as gemini
 from gateway.api.dialects.infinity import dialect as infinity
 from gateway.api.dialects.ollama import dialect as ollama
 from gateway.api.dialects.openai import embeddings as openai
-from gateway.api.dialects.openai.embeddings import encode_embeddings
+from gateway.api.dialects.openai.embeddings import pieces_of
 from gateway.api.dialects.sie import dialect as sie
 from gateway.api.dialects.vllm import dialect as vllm
 from gateway.api.dialects.vllm import pooling as vllm_pooling
@@ -105,7 +105,7 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
         )
         assert call == result_of(infinity.decode_embeddings(asked(body, None, API_WITHOUT_CAPABILITIES)))
         body = decoded({"input": texts, "model": "m", "dimensions": dimensions}, ollama.OllamaEmbedRequest)
-        assert call == ollama.decode_embed(body, API)
+        assert call == ollama.decode_embed(body, API_WITHOUT_CAPABILITIES)
     tasks = {"query": "RETRIEVAL_QUERY", "document": "RETRIEVAL_DOCUMENT", None: None}
     options = {"outputDimensionality": dimensions, "taskType": tasks[role]}
     requests = [{"content": {"parts": [{"text": text}]}} | options for text in texts]
@@ -166,6 +166,9 @@ class ApiWithoutCapabilities:
     def capabilities_of(self, *_: Any) -> None:
         """No capabilities."""
 
+    def dimensions_of(self, *_: Any) -> None:
+        """No width."""
+
 
 API_WITHOUT_CAPABILITIES: Any = ApiWithoutCapabilities()
 
@@ -217,9 +220,8 @@ def test_only_pages_have_a_grid_of_patches() -> None:
     rows = np.ones((5, 2), np.float32)
     grids = (None, PatchGrid(1, 2, 2))
     reply = EncodeReply(10, multivector=(rows, rows), grids=grids)
-    text, page = msgspec.json.decode(encode_embeddings(reply, "m", Encoding(("float",)), reply_id="x"))[
-        "data"
-    ]
+    whole = b"".join(pieces_of(reply, "m", Encoding(("float",)), reply_id="x"))
+    text, page = msgspec.json.decode(whole)["data"]
 
     assert "patch_grid" not in text
     assert {"first": 1, "rows": 2, "columns": 2} == page["patch_grid"]
@@ -229,8 +231,10 @@ def test_only_pages_have_a_grid_of_patches() -> None:
 @given(VECTORS)
 def test_vectors_decode_the_same_from_every_dialect(vectors: np.ndarray) -> None:
     reply = EmbedReply(vectors, 7)
-    numbers = msgspec.json.decode(encode_embeddings(reply, "m", Encoding(("float",)), reply_id="x"))
-    packed = msgspec.json.decode(encode_embeddings(reply, "m", Encoding(("base64",)), reply_id="x"))
+    numbers, packed = [
+        msgspec.json.decode(b"".join(pieces_of(reply, "m", Encoding((kind,)), reply_id="x")))
+        for kind in ("float", "base64")
+    ]
     kinds = msgspec.json.decode(json_bytes(cohere.encode_by_type(reply, ["float", "base64"])))
     ids = [None] * len(vectors)
     items = msgspec.json.decode(json_bytes(sie.encode_items(reply, ids, "float32")))

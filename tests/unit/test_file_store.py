@@ -11,7 +11,7 @@ from gateway.batches.sqlite_store import SqliteJobStore
 from gateway.cli.first_key import KeySources, first_key
 from gateway.config.load import parse_config
 from gateway.config.schema import TenantConfig
-from gateway.config.state_folder import JOBS_FILE, folder_warning
+from gateway.config.state_folder import JOBS_FILE, folder_warning, make_private_folder
 from gateway.declared.checkpoints import Records
 from gateway.declared.host import CheckpointRecord
 from gateway.declared.instances import InstanceFile
@@ -215,3 +215,10 @@ async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     with pytest.raises(StoreUnavailable, match="set `state_dir`"):
         await FileTenantStore(tmp_path / "state" / FILE_NAME).put_tenant("acme", TenantConfig(), by=TESTER)
+
+
+def test_the_folders_above_a_private_one_are_private_too(tmp_path: Path) -> None:
+    make_private_folder(tmp_path / "above" / "state")
+
+    modes = [folder.stat().st_mode & 0o777 for folder in (tmp_path / "above", tmp_path / "above" / "state")]
+    assert [0o700, 0o700] == modes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.init import Ask, editor_line, editor_schema, init, schema
+from gateway.cli.init import Ask, editor_line, editor_schema, run_init, run_schema
 from gateway.cli.main import full_parser
 from gateway.config.load import load_config
 from tests.fakes.infinity import FakeInfinity
@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
 def run(file: Path, *words: str, ask: Ask | None = None, environment: Mapping[str, str] | None = None) -> int:
     file.parent.mkdir(exist_ok=True)
     options = full_parser().parse_args(["init", *words, "-o", str(file)])
-    return init(options, environment or {}, ask or refuse_to_answer)
+    return run_init(options, environment or {}, ask or refuse_to_answer)
 
 
 def refuse_to_answer(question: str) -> str:
@@ -143,7 +143,7 @@ def test_folder_that_cannot_be_written_is_an_error(file: Path, capsys: pytest.Ca
 
 def test_folder_that_does_not_exist_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = full_parser().parse_args(["init", "org/model", "-o", str(tmp_path / "no" / "router.yaml")])
-    assert 1 == init(options, {}, refuse_to_answer)
+    assert 1 == run_init(options, {}, refuse_to_answer)
 
     assert "router.yaml cannot be written: No such file or directory" in capsys.readouterr().err
 
@@ -151,8 +151,8 @@ def test_folder_that_does_not_exist_is_an_error(tmp_path: Path, capsys: pytest.C
 def test_schema_is_printed_or_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "router.schema.json"
     for words in ([], ["-o", str(file)], ["-o", str(file)]):
-        assert 0 == schema(full_parser().parse_args(["schema", *words]), {})
-    assert 1 == schema(full_parser().parse_args(["schema", "-o", str(tmp_path / "no" / "file")]), {})
+        assert 0 == run_schema(full_parser().parse_args(["schema", *words]), {})
+    assert 1 == run_schema(full_parser().parse_args(["schema", "-o", str(tmp_path / "no" / "file")]), {})
 
     shown = capsys.readouterr()
     assert editor_schema() == shown.out == file.read_text()

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec.yaml
 import pytest
 
-from gateway.cli.litellm_config import Unreadable, import_config, import_litellm
+from gateway.cli.litellm_config import Unreadable, import_litellm, run_import
 from gateway.cli.main import full_parser
 from gateway.config.load import parse_config
 from gateway.config.schema import Config
@@ -563,7 +563,7 @@ def test_the_command_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFi
     source.write_text(one("openai/x") + "general_settings: {master_key: os.environ/MASTER}\n")
     options = full_parser().parse_args(["import", "litellm", str(source), "-o", str(target)])
 
-    statuses = [import_config(options, environment) for environment in ({"OPENAI_API_KEY": "k"}, {})]
+    statuses = [run_import(options, environment) for environment in ({"OPENAI_API_KEY": "k"}, {})]
     assert [0, 1] == statuses
 
     assert "${MASTER_SHA256}" in target.read_text()
@@ -582,7 +582,7 @@ def test_names_of_a_file_are_no_commands_for_the_terminal(
     evil = '  - model_name: "evil\\e[31m[/x]"\n    litellm_params: {model: "gpt\\e]0;x\\a"}\n'
     source.write_text(one("openai/x") + evil)
 
-    assert 0 == import_config(full_parser().parse_args(["import", "litellm", str(source)]), {})
+    assert 0 == run_import(full_parser().parse_args(["import", "litellm", str(source)]), {})
 
     captured = capsys.readouterr()
     assert "(evil [31m[/x])" in captured.err

@@ -12,7 +12,7 @@ import pytest
 from gateway.cli import named_models
 from gateway.cli.main import full_parser
 from gateway.cli.named_models import Server, ServerKey, UnusableModel, config_of, probe_server
-from gateway.cli.serve import serve_command
+from gateway.cli.serve import run_serve
 from gateway.config.load import load_config
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.openai import FakeOpenAI
@@ -175,14 +175,14 @@ def test_json_that_is_nested_without_end_is_no_answer() -> None:
 def test_the_command_refuses_with_a_way_out(
     arguments: list[str], code: int, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert code == serve_command(full_parser().parse_args(["serve", *arguments]), {})
+    assert code == run_serve(full_parser().parse_args(["serve", *arguments]), {})
     assert named in capsys.readouterr().err
 
 
 def test_the_command_prints_its_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["serve", "BAAI/bge-m3", "--host", "::1", "--port", "9000", "--print-config"]
 
-    assert 0 == serve_command(full_parser().parse_args(arguments), {})
+    assert 0 == run_serve(full_parser().parse_args(arguments), {})
     printed = capsys.readouterr().out
     assert "listen: '[::1]:9000'" in printed
     assert "model: BAAI/bge-m3" in printed
@@ -246,5 +246,5 @@ def test_variables_without_a_key_are_refused(
     words = ["serve", "http://127.0.0.1:1", "--upstream-key-env", variable]
     environment = {} if value is None else {variable: value}
 
-    assert 1 == serve_command(full_parser().parse_args(words), environment)
+    assert 1 == run_serve(full_parser().parse_args(words), environment)
     assert reason in capsys.readouterr().err

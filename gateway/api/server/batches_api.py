@@ -12,7 +12,7 @@ from gateway.batches.jobs import Jobs, JobState
 from gateway.batches.objects import ObjectsUnavailable
 from gateway.batches.records import FileRecord, Owner
 from gateway.batches.service import Batches
-from gateway.batches.store import JobStoreUnavailable, Page
+from gateway.batches.store import Page
 from gateway.errors import (
     BatchesUnavailable,
     FileStorageFull,
@@ -21,6 +21,7 @@ from gateway.errors import (
     NotFound,
     ScopeForbidden,
 )
+from gateway.store.errors import StoreUnavailable
 from gateway.tenants.keyring import Tenant
 
 # Uploads of one worker, and of one tenant in it: each has buffers and an open file.
@@ -155,5 +156,5 @@ def batch_errors() -> Iterator[None]:
         if error.is_full:
             raise FileStorageFull("the gateway's disk for files is full; try again later") from error
         raise BatchesUnavailable(f"files cannot be read or written now: {error}") from error
-    except JobStoreUnavailable as error:
-        raise BatchesUnavailable(str(error)) from error
+    except StoreUnavailable as error:
+        raise BatchesUnavailable(f"the store of batches is unavailable: {error}") from error

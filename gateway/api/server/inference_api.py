@@ -304,6 +304,10 @@ class InferenceApi:
         name = routes.default_model(operation, tenant) if model is None else model
         return self.gateway.view_of(name).capabilities
 
+    def dimensions_of(self, model: str) -> int | None:
+        """Return the width of a model's vectors, None if unknown. Raises: ModelNotFound, NoReplica."""
+        return self.gateway.view_of(model).dimensions
+
     def check_health(self, model: str | None) -> None:
         """Check that a model, or the one of root paths, has a usable replica.
 

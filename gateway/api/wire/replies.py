@@ -1,5 +1,6 @@
 """Parts of replies that several dialects share: vectors, ranks, labels, widths of multi-vectors. Pure."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -7,7 +8,7 @@ import numpy as np
 
 from backends.contract import ClassifyReply, EncodeReply, RerankReply, Vectors
 from backends.contract.vectors import shape_vectors
-from gateway.api.server.encoding import Encoding, encoded_rows
+from gateway.api.server.encoding import VECTORS_AT_ONCE, Encoding, encoded_rows
 from gateway.errors import InvalidInput
 
 
@@ -27,12 +28,10 @@ def usage_of_ranks(reply: RerankReply) -> dict[str, int]:
     return {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens, "completion_tokens": 0}
 
 
-def vector_objects(vectors: Vectors, encoding: Encoding) -> list[dict[str, Any]]:
-    """Return the vectors as OpenAI's objects. vectors: (n, dim) float32."""
-    return [
-        {"object": "embedding", "index": index, "embedding": item}
-        for index, item in enumerate(encoded_rows(vectors, encoding))
-    ]
+def encoded_vectors(vectors: Vectors, encoding: Encoding) -> Iterator[Any]:
+    """Yield the rows of (n, dim) float32 as `json_bytes` takes them. Few are made at once."""
+    for first in range(0, len(vectors), VECTORS_AT_ONCE):
+        yield from encoded_rows(vectors[first : first + VECTORS_AT_ONCE], encoding)
 
 
 def best_first(reply: RerankReply) -> list[int]:

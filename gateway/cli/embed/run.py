@@ -67,7 +67,7 @@ FIGURES = {
 }
 
 
-def run_embed(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def embed_files(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run the command; return its exit status."""
     try:
         named = checked_key(options.key or "", "--key")
@@ -110,7 +110,7 @@ def _stopped(reason: str, output: Path, status: int) -> int:
 
 
 async def _embed(plan: Plan, key: str | None, ca: Path | None) -> tuple[Note, bool]:
-    """Return the note on the output, and whether this run made it. Raises: as `run_embed` catches."""
+    """Return the note on the output, and whether this run made it. Raises: as `embed_files` catches."""
     reader = await asyncio.to_thread(open_reader, plan)
     bounds = Bounds(plan.concurrency, plan.timeout_s, plan.deadline_s)
     async with open_http(bounds, key, ca) as http:

@@ -205,7 +205,7 @@ def width_of(dimensions: int | None, model: str | None, api: InferenceApi) -> in
     if not dimensions or model is None:
         return dimensions or None
     try:
-        known = api.gateway.view_of(model).dimensions
+        known = api.dimensions_of(model)
     except (ModelNotFound, NoReplica):
         # The call is refused when it is served, with the names that the key may use.
         return dimensions

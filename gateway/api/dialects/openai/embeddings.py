@@ -5,6 +5,7 @@ OpenAI's reference 2024-10-21, whose body is the same in every `api-version`. Th
 Jina, NVIDIA NIM and Voyage are in `options.py`, those of vLLM in `gateway/api/wire/vllm.py`.
 """
 
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -22,12 +23,12 @@ from backends.contract import (
     EncodeReply,
     Operation,
     Output,
-    PatchGrid,
     Turns,
+    Vectors,
 )
 from gateway.api.dialects.openai.options import EmbeddingOptions
 from gateway.api.server.body import Integer, ModelName
-from gateway.api.server.encoding import BYTES, Encoding, encoded_rows, json_bytes
+from gateway.api.server.encoding import BYTES, Encoding, joined, json_bytes
 from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.inference_api import InferenceApi
@@ -45,7 +46,7 @@ from gateway.api.wire.media import (
     part_of,
     parts_of_messages,
 )
-from gateway.api.wire.replies import vector_objects, with_dimensions
+from gateway.api.wire.replies import encoded_vectors, with_dimensions
 from gateway.api.wire.vllm import check_metadata, reply_head, reply_packed
 from gateway.calls import Call
 from gateway.errors import InvalidInput
@@ -462,6 +463,25 @@ async def deployment_embeddings(request: Request[OpenAIEmbeddingsRequest]) -> Ht
     return await _serve(request)
 
 
+@inference(
+    "/perplexity/v1/embeddings",
+    errors=OPENAI,
+    reply=OpenAIEmbeddingsResponse,
+    description="One vector for each input, as bytes in base64",
+    tags=["OpenAI"],
+    below_models=False,
+)
+async def perplexity_embeddings(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
+    """Turn texts into vectors, as Perplexity does.
+
+    The same as `/v1/embeddings`, but `encoding_format` is `base64_int8` by default, because Perplexity has no
+    vectors of numbers.
+    """
+    if request.body.encoding_format is None:
+        request.body.encoding_format = "base64_int8"
+    return await _serve(request)
+
+
 async def _serve(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
     data, context = request.body, request.context
     encoding = data.encoding()
@@ -484,8 +504,8 @@ async def _serve(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
         reply = with_dimensions(reply, dimensions)
     cached_tokens = None if served.cache is None else served.cache.tokens
     reply_id: str = reply_head("embd", context, data.request_id)["id"]
-    encoded = encode_embeddings(reply, served.route.model, encoding, cached_tokens, reply_id=reply_id)
-    return request.reply_bytes(served, encoded)
+    pieces = pieces_of(reply, served.route.model, encoding, cached_tokens, reply_id=reply_id)
+    return request.reply_bytes(served, await joined(pieces))
 
 
 def _check_arrow(data: OpenAIEmbeddingsRequest, encoding: Encoding) -> None:
@@ -499,21 +519,27 @@ def _check_arrow(data: OpenAIEmbeddingsRequest, encoding: Encoding) -> None:
         )
 
 
-def encode_embeddings(
+def pieces_of(
     reply: EmbedReply | EmbedChunksReply | EncodeReply,
     model: str,
     encoding: Encoding,
     cached_tokens: int | None = None,
     *,
     reply_id: str,
-) -> bytes:
-    """Encode the reply. model: the name that the caller used. cached_tokens: None without a cache."""
+) -> Iterator[bytes]:
+    """Yield the JSON of a reply, a vector at a time.
+
+    model: the name that the caller used. cached_tokens: None without a cache.
+    """
+    yield json_bytes({"id": reply_id, "object": "list"})[:-1] + b',"data":['
     if isinstance(reply, EncodeReply):
-        items = _multi_vectors(reply, encoding)
+        yield from _multi_vectors(reply, encoding)
     elif isinstance(reply, EmbedChunksReply) and reply.ranges is not None:
-        items = _documents(reply, encoding)
+        yield from _documents(reply, encoding)
     else:
-        items = vector_objects(reply.vectors, encoding)
+        for index, row in enumerate(encoded_vectors(reply.vectors, encoding)):
+            item = {"object": "embedding", "index": index, "embedding": row}
+            yield (b"," if index else b"") + json_bytes(item)
     usage: dict[str, Any] = {
         "prompt_tokens": reply.tokens,
         "total_tokens": reply.tokens,
@@ -521,39 +547,32 @@ def encode_embeddings(
     }
     if cached_tokens is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
-    return json_bytes({"id": reply_id, "object": "list", "data": items, "model": model, "usage": usage})
+    yield b"]," + json_bytes({"model": model, "usage": usage})[1:]
 
 
-def _documents(reply: EmbedChunksReply, encoding: Encoding) -> list[dict[str, Any]]:
-    """Return the vectors and ranges of the chunks that were made of each input."""
-    rows, ranges = encoded_rows(reply.vectors, encoding), reply.ranges or ()
-    tokens = reply.input_tokens or (None,) * len(reply.counts)
-    return [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": rows[span],
-            "late_chunking": {
-                "input_tokens": tokens[index],
-                "chunks": [
-                    {"token_range": each.tokens, "char_range": each.characters} for each in ranges[span]
-                ],
-            },
-        }
-        for index, span in enumerate(reply.spans)
-    ]
+def _several(index: int, name: bytes, vectors: Vectors, encoding: Encoding) -> Iterator[bytes]:
+    """Yield the object of an input that has several vectors, up to its further fields."""
+    yield (b"," if index else b"") + b'{"object":"%b","index":%d,"%b":[' % (name, index, name)
+    for row, item in enumerate(encoded_vectors(vectors, encoding)):
+        yield (b"," if row else b"") + json_bytes(item)
+    yield b"]"
 
 
-def _multi_vectors(reply: EncodeReply, encoding: Encoding) -> list[dict[str, Any]]:
+def _documents(reply: EmbedChunksReply, encoding: Encoding) -> Iterator[bytes]:
+    """Yield the vectors and ranges of the chunks that were made of each input."""
+    ranges, tokens = reply.ranges or (), reply.input_tokens or (None,) * len(reply.counts)
+    for index, span in enumerate(reply.spans):
+        yield from _several(index, b"embedding", reply.vectors[span], encoding)
+        chunks = [{"token_range": each.tokens, "char_range": each.characters} for each in ranges[span]]
+        places = {"late_chunking": {"input_tokens": tokens[index], "chunks": chunks}}
+        yield b"," + json_bytes(places)[1:]
+
+
+def _multi_vectors(reply: EncodeReply, encoding: Encoding) -> Iterator[bytes]:
     grids = reply.grids or (None,) * len(reply.multivector or ())
-    return [
-        {"object": "embeddings", "index": index, "embeddings": encoded_rows(rows, encoding)} | _patches(grid)
-        for index, (rows, grid) in enumerate(zip(reply.multivector or (), grids, strict=True))
-    ]
+    for index, (rows, grid) in enumerate(zip(reply.multivector or (), grids, strict=True)):
+        yield from _several(index, b"embeddings", rows, encoding)
+        yield b"}" if grid is None else b',"patch_grid":' + json_bytes(msgspec.to_builtins(grid)) + b"}"
 
 
-def _patches(grid: PatchGrid | None) -> dict[str, Any]:
-    return {} if grid is None else {"patch_grid": msgspec.to_builtins(grid)}
-
-
-HANDLERS = [embeddings, multi_vector]
+HANDLERS = [embeddings, multi_vector, perplexity_embeddings]

@@ -14,7 +14,6 @@ from msgspec import UNSET, UnsetType
 from backends.contract import ChunkSize, EmbedChunks, EmbedChunksReply, Operation
 from gateway.api.server.body import INTEGER_MAX, ModelName
 from gateway.api.server.encoding import (
-    VECTORS_AT_ONCE,
     Encoding,
     PackedFormat,
     QuantizedType,
@@ -27,7 +26,7 @@ from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions, check_token_vectors
-from gateway.api.wire.replies import vector_objects
+from gateway.api.wire.replies import encoded_vectors
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 
@@ -202,6 +201,23 @@ async def contextualized_embeddings(request: Request[ContextualizedRequest]) -> 
     Takes Voyage's `inputs` and Perplexity's `input`. The model reads the chunks of a document as one text,
     which is late chunking; a document that is longer than the model is refused.
     """
+    return await _serve(request)
+
+
+@inference(
+    "/perplexity/v1/contextualizedembeddings",
+    errors=OPENAI,
+    reply=ContextualizedResponse,
+    description="One vector for each chunk of each document",
+    tags=["Cohere and Jina"],
+    below_models=False,
+)
+async def perplexity_contextualized(request: Request[ContextualizedRequest]) -> HttpReply:
+    """Turn the chunks of documents into vectors: the same as `/v1/contextualizedembeddings`."""
+    return await _serve(request)
+
+
+async def _serve(request: Request[ContextualizedRequest]) -> HttpReply:
     data = request.body
     encoding = data.encoding()
     call = decode_contextualized(request)
@@ -220,17 +236,11 @@ def pieces_of(
     yield json_bytes(rest)[:-1] + b',"data":['
     for index, (span, document) in enumerate(zip(reply.spans, documents, strict=True)):
         yield (b"," if index else b"") + b'{"object":"list","index":%d,"data":[' % index
-        for row, item in enumerate(_chunk_objects(reply, span, encoding)):
-            item["index"] = row
+        for row, vector in enumerate(encoded_vectors(reply.vectors[span], encoding)):
+            item = {"object": "embedding", "index": row, "embedding": vector}
             if reply.ranges is not None:
                 start, stop = reply.ranges[span.start + row].characters or (0, 0)
                 item["text"] = document[0][start:stop]
             yield (b"," if row else b"") + json_bytes(item)
         yield b"]}"
     yield b"]}"
-
-
-def _chunk_objects(reply: EmbedChunksReply, span: slice, encoding: Encoding) -> Iterator[dict[str, Any]]:
-    """Yield the vectors of a document as objects, of which few are made at once."""
-    for first in range(span.start, span.stop, VECTORS_AT_ONCE):
-        yield from vector_objects(reply.vectors[first : min(first + VECTORS_AT_ONCE, span.stop)], encoding)

@@ -12,6 +12,7 @@ from gateway.api.dialects.voyage.contextualized import (
     CHUNK_TOKENS,
     ContextualizedRequest,
     contextualized_embeddings,
+    perplexity_contextualized,
 )
 from gateway.api.document.fields import TEXTS
 from gateway.api.server.body import ModelName
@@ -179,5 +180,7 @@ MEANINGS = {
     "VoyagePart.image_url": "`data:` URI of the image, or an address that `media.fetch` allows.",
 }
 DIALECT = Dialect(
-    handlers=[multimodal_embeddings, contextualized_embeddings], examples=EXAMPLES, meanings=MEANINGS
+    handlers=[multimodal_embeddings, contextualized_embeddings, perplexity_contextualized],
+    examples=EXAMPLES,
+    meanings=MEANINGS,
 )
