@@ -1,26 +1,13 @@
 """Neutral call of the gateway, which every dialect decodes to. Knows no wire format."""
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from backends.contract import (
-    Audio,
-    BaseWork,
-    Capabilities,
-    Embed,
-    EmbedParts,
-    Image,
-    Operation,
-    Output,
-    Part,
-    Truncate,
-)
+from backends.contract import BaseWork, Capabilities, Embed, Operation, Truncate
 from backends.contract import Work as BackendWork
-from backends.contract.media import media_in
 from backends.contract.work import VectorScores
-from gateway.errors import DeadlineExceeded, InvalidInput
+from gateway.errors import DeadlineExceeded
 from gateway.prompts import Role
 
 
@@ -44,59 +31,7 @@ class Similarity(BaseWork, frozen=True, tag="similarity"):
         return VectorScores(Embed(self.inputs, prompt_name=self.prompt_name), places)
 
 
-class ScoreParts(BaseWork, frozen=True, tag="score_parts"):
-    """Score of each pair of a query and a document of which one has images; a model of images serves it.
-
-    pairs: the parts of both. raw_scores: as in `Rerank`.
-    """
-
-    pairs: tuple[tuple[tuple[Part, ...], tuple[Part, ...]], ...]
-    raw_scores: bool = False
-
-    kind: ClassVar[Operation] = Operation.RERANK_IMAGE
-
-    @property
-    def inputs(self) -> Sequence[tuple[Part, ...]]:
-        """Document of each pair; its query is paid with it."""
-        return [document for _, document in self.pairs]
-
-    @property
-    def media(self) -> Sequence[Image | Audio]:
-        """Pictures of each query once, and of the document of each pair."""
-        return media_in([*dict.fromkeys([query for query, _ in self.pairs]), *self.inputs])
-
-    def outputs_of(self, model: Capabilities) -> frozenset[Output]:
-        """Return all outputs of the model, which decide how it scores."""
-        return model.outputs
-
-    def by_vectors(self, capabilities: Capabilities | None) -> VectorScores:
-        """Return the scores of each query with its document: of one vector for each side, or of many.
-
-        Each query and each document is embedded once. Raises: InvalidInput.
-        """
-        output = Output.DENSE
-        if capabilities is not None and Operation.EMBED not in capabilities.operations:
-            output = Output.MULTIVECTOR if Output.MULTIVECTOR in capabilities.outputs else Output.DENSE
-        if output is Output.MULTIVECTOR:
-            self._check_pages()
-        sides = [side for query, document in self.pairs for side in ((True, query), (False, document))]
-        place_of = {side: index for index, side in enumerate(dict.fromkeys(sides))}
-        return VectorScores(
-            EmbedParts(tuple([parts for _, parts in place_of]), output),
-            [(place_of[True, query], place_of[False, document]) for query, document in self.pairs],
-            [is_query for is_query, _ in place_of],
-            has_query=len({query for query, _ in self.pairs}) == 1,
-            raw=self.raw_scores,
-        )
-
-    def _check_pages(self) -> None:
-        """Check that no document is a text, which a model of pages reads as a query. Raises: InvalidInput."""
-        for index, document in enumerate(self.inputs):
-            if any(isinstance(part, str) for part in document):
-                raise InvalidInput(f"this model ranks images: document {index} has a text", param="documents")
-
-
-Work: TypeAlias = BackendWork | Similarity | ScoreParts
+Work: TypeAlias = BackendWork | Similarity
 
 
 class Call(msgspec.Struct, frozen=True):

@@ -14,7 +14,17 @@ from typing import cast
 
 import msgspec
 
-from backends.contract import Capabilities, Embed, Encode, Image, Lengths, Operation, Places, Rerank
+from backends.contract import (
+    Capabilities,
+    Embed,
+    Encode,
+    Image,
+    Lengths,
+    Operation,
+    Places,
+    Rerank,
+    ScoreParts,
+)
 from backends.contract import Work as BackendWork
 from backends.contract.texts import INLINE_CHARACTERS_MAX
 from backends.contract.work import VectorScores
@@ -53,7 +63,7 @@ ONE_REQUEST = Cost()
 UNKNOWN = Capabilities("", frozenset())
 # Beginnings of texts that are pictures or recordings.
 MEDIA_TEXTS = ("data:image/", "data:audio/", "data:video/")
-MEDIA_OPERATIONS = frozenset({Operation.EMBED_IMAGE, Operation.EMBED_AUDIO})
+MEDIA_OPERATIONS = frozenset({Operation.EMBED_IMAGE, Operation.EMBED_AUDIO, Operation.RERANK_IMAGE})
 
 
 class PreparedWork:
@@ -291,6 +301,7 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
             f"the model {route.model!r} does not rerank, and its server embeds a query and its documents in "
             "separate requests only: name a reranker"
         )
+    _check_pages(call.work, by_vectors)
     _check_late_chunking(call.work, capabilities)
     _check_no_media_texts(call.work, capabilities)
     work = plain = cast("BackendWork", call.work if by_vectors is None else by_vectors.work)
@@ -330,6 +341,17 @@ def _check_late_chunking(work: Work, capabilities: Capabilities | None) -> None:
             "gateway's own engine, or a hosted model that has it; leave it out",
             param="late_chunking",
         )
+
+
+def _check_pages(work: Work, by_vectors: VectorScores | None) -> None:
+    """Check that no document is a text, which a model of pages reads as a query. Raises: InvalidInput."""
+    if by_vectors is None or not isinstance(work, ScoreParts):
+        return
+    if not by_vectors.work.outputs_of(UNKNOWN):
+        return
+    for index, (_, document) in enumerate(work.pairs):
+        if any(isinstance(part, str) for part in document):
+            raise InvalidInput(f"this model ranks images: document {index} has a text", param="documents")
 
 
 def _check_no_media_texts(work: Work, capabilities: Capabilities | None) -> None:

@@ -33,6 +33,7 @@ from backends.contract import (
     Rerank,
     RerankReply,
     Score,
+    ScoreParts,
     TermWeights,
     Token,
     Tokenize,
@@ -40,7 +41,7 @@ from backends.contract import (
     Truncate,
     Turn,
 )
-from gateway.calls import ScoreParts, Similarity
+from gateway.calls import Similarity
 
 TEXT = st.text(st.sampled_from('abä水\U0001f600"\\\x00'), max_size=6)
 TEXTS = st.lists(TEXT, min_size=1, max_size=12).map(tuple)
@@ -115,11 +116,16 @@ WORKS: dict[type[BaseWork], st.SearchStrategy[Any]] = {
     ),
     Similarity: st.builds(Similarity, TEXT, TEXTS, NAME),
     ScoreParts: st.builds(
-        ScoreParts, st.lists(st.tuples(PARTS, PARTS), min_size=1, max_size=6).map(tuple), st.booleans()
+        ScoreParts,
+        st.lists(st.tuples(PARTS, PARTS), min_size=1, max_size=6).map(tuple),
+        st.booleans(),
+        LONG,
+        INSTRUCTION,
+        LENGTH,
     ),
 }
 # Kinds that replicas compute.
-REPLICA_WORKS = {kind: works for kind, works in WORKS.items() if kind not in (Similarity, ScoreParts)}
+REPLICA_WORKS = {kind: works for kind, works in WORKS.items() if kind is not Similarity}
 
 
 def kinds_of(base: type[Any]) -> Iterator[type[Any]]:
@@ -164,7 +170,7 @@ def reply_to(work: BaseWork, salt: int = 0, *, reports: bool = True) -> Any:
             return EmbedChunksReply(
                 rows, tuple(sizes), tokens, None if work.size is None else tuple(ranges), cut, counts
             )
-        case Rerank() | Score():
+        case Rerank() | Score() | ScoreParts():
             return RerankReply(vectors[:, 0], tokens, cut, vectors[:, 1] if reports else None)
         case Classify():
             return ClassifyReply(("yes", "no"), vectors, tokens, cut)

@@ -74,6 +74,10 @@ from backends.contract.rerank import (
     RerankReply,
     Score,
 )
+from backends.contract.rerank_parts import (
+    PartsPair,
+    ScoreParts,
+)
 from backends.contract.texts import (
     ModelInput,
 )

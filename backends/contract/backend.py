@@ -12,12 +12,13 @@ from backends.contract.embed import Embed, EmbedReply
 from backends.contract.encode import Encode, EncodeReply
 from backends.contract.media import EmbedParts
 from backends.contract.rerank import Rerank, RerankReply, Score
+from backends.contract.rerank_parts import ScoreParts
 from backends.contract.tokens import Detokenize, DetokenizeReply, Tokenize, TokenizeReply
 
 # Work that is computed by the model and costs tokens.
 ModelWork: TypeAlias = Embed | Encode | Rerank | Score | Classify
 Work: TypeAlias = (
-    Embed | EmbedChunks | Encode | EmbedParts | Rerank | Score | Classify | Tokenize | Detokenize
+    Embed | EmbedChunks | Encode | EmbedParts | Rerank | Score | ScoreParts | Classify | Tokenize | Detokenize
 )
 Reply: TypeAlias = (
     EmbedReply

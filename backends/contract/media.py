@@ -1,6 +1,6 @@
 """Embed parts: vectors of inputs with pictures or sound."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import repeat
 from typing import ClassVar, Self, TypeAlias
 
@@ -35,6 +35,42 @@ MEDIA_ENVELOPE = 128
 def media_in(groups: Iterable[Sequence[Part]]) -> list[Image | Audio]:
     """Return the pictures and recordings of some inputs."""
     return [part for parts in groups for part in parts if not isinstance(part, str)]
+
+
+def distinct(items: Sequence[Hashable]) -> tuple[list[int], Places] | None:
+    """Return where each different item is first, and of each item its index among these.
+
+    None if all are different. Python's hash of the bytes finds candidates, and their comparison decides.
+    """
+    first_of: dict[Hashable, int] = {}
+    for index, item in enumerate(items):
+        first_of.setdefault(item, index)
+    if len(first_of) == len(items):
+        return None
+    place_of = {item: place for place, item in enumerate(first_of)}
+    return list(first_of.values()), tuple([place_of[item] for item in items])
+
+
+def parts_bound(parts: Sequence[Part], lengths: Lengths) -> int:
+    """Return a bound of the tokens of parts; the length of a model of images is that of its texts."""
+    if lengths.media_tokens is None:
+        return sum(map(_bound, parts))
+    return sum([_model_bound(part, lengths) for part in parts])
+
+
+def parts_weight(parts: Sequence[Part]) -> int:
+    """Return the tokens that the pictures among parts weigh by their pixels."""
+    return sum([p.width * p.height // PIXELS_PER_WEIGHT for p in parts if isinstance(p, Image)])
+
+
+def parts_bytes(parts: Sequence[Part], room: int) -> int:
+    """Return an upper bound of the bytes of parts in JSON, media in base64. room: as in `byte_bound`."""
+    media = media_in([parts])
+    if not media:
+        return byte_bound(tuple(parts), room)
+    texts = [part for part in parts if isinstance(part, str)]
+    size = sum([len(medium.data) * 4 // 3 + MEDIA_ENVELOPE for medium in media])
+    return size + sum([byte_bound(text, room) for text in texts])
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -91,40 +127,25 @@ class EmbedParts(BaseWork, frozen=True, tag="embed_parts"):
         return not self.turns and any(len(parts) == 1 and isinstance(parts[0], str) for parts in self.inputs)
 
     def without_duplicates(self) -> tuple[Self, Places | None]:
-        """Return the work with each different input once, and their places; None if all are different.
-
-        Python's hash of the bytes finds candidates, and their comparison decides.
-        """
+        """Return the work with each different input once, and their places; None if all are different."""
         if len(self.inputs) == 1:
             return self, None
-        items = list(zip(self.inputs, self.turns or repeat(()), strict=False))
-        first_of: dict[object, int] = {}
-        for index, item in enumerate(items):
-            first_of.setdefault(item, index)
-        if len(first_of) == len(items):
-            return self, None
-        place_of = {item: place for place, item in enumerate(first_of)}
-        return self.select(list(first_of.values())), tuple([place_of[item] for item in items])
+        found = distinct(list(zip(self.inputs, self.turns or repeat(()), strict=False)))
+        return (self, None) if found is None else (self.select(found[0]), found[1])
 
     def _choose(self, choose: Choose) -> Self:
         turns = choose(self.turns) if self.turns else ()
         return msgspec.structs.replace(self, inputs=choose(self.inputs), turns=turns)
 
     def token_bounds(self, lengths: Lengths) -> list[int]:
-        """Return the bounds of all parts; the length of a model of images is that of its texts."""
-        if lengths.media_tokens is None:
-            return [sum(map(_bound, parts)) for parts in self.inputs]
-        return [sum([_model_bound(part, lengths) for part in parts]) for parts in self.inputs]
+        return [parts_bound(parts, lengths) for parts in self.inputs]
 
     def pixel_weights(self) -> Sequence[int]:
-        return [
-            sum([p.width * p.height // PIXELS_PER_WEIGHT for p in parts if isinstance(p, Image)])
-            for parts in self.inputs
-        ]
+        return list(map(parts_weight, self.inputs))
 
     def wire_sizes(self, room: int | None) -> Sequence[int]:
         """Return an upper bound of each input's bytes in JSON, media in base64; zeros without a bound."""
-        return [0 if room is None else _bytes(parts, room) for parts in self.inputs]
+        return [0 if room is None else parts_bytes(parts, room) for parts in self.inputs]
 
     def outputs_of(self, model: Capabilities) -> frozenset[Output]:
         """Return the output, unless it is one vector for each input."""
@@ -156,12 +177,3 @@ def _model_bound(part: Part, lengths: Lengths) -> int:
     if isinstance(part, Audio) and lengths.media_tokens is not None:
         return lengths.media_tokens
     return least(_bound(part), lengths.most if isinstance(part, str) else lengths.media_tokens)
-
-
-def _bytes(parts: Sequence[Part], room: int) -> int:
-    media = media_in([parts])
-    if not media:
-        return byte_bound(tuple(parts), room)
-    texts = [part for part in parts if isinstance(part, str)]
-    size = sum([len(medium.data) * 4 // 3 + MEDIA_ENVELOPE for medium in media])
-    return size + sum([byte_bound(text, room) for text in texts])

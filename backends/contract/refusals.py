@@ -42,6 +42,11 @@ def refused_chunks() -> UnsupportedWork:
     return UnsupportedWork("this upstream's wire has no late chunking")
 
 
+def refused_pairs() -> UnsupportedWork:
+    """Return the error of a wire or model that scores texts only for pairs with images."""
+    return UnsupportedWork("this upstream scores pairs of texts only, none with images")
+
+
 def refused_parts() -> UnsupportedWork:
     """Return the error of a wire that carries text only for a request with images or sound."""
     return UnsupportedWork("this upstream reads text only, neither images nor sound")

@@ -53,7 +53,9 @@ class Audio(msgspec.Struct, frozen=True, tag="audio"):
 # One piece of an input that is more than text.
 Part: TypeAlias = str | Image | Audio
 # One input of a piece of work. The reply has one vector, score, row of labels or token list for each.
-WorkInput: TypeAlias = str | tuple[str, str] | tuple[int, ...] | tuple[Part, ...]
+WorkInput: TypeAlias = (
+    str | tuple[str, str] | tuple[int, ...] | tuple[Part, ...] | tuple[tuple[Part, ...], tuple[Part, ...]]
+)
 # For each input, its index among those that are computed.
 Places: TypeAlias = tuple[int, ...]
 Item = TypeVar("Item")
@@ -107,7 +109,7 @@ class BaseWork(msgspec.Struct, frozen=True):
 
     @property
     def inputs(self) -> Sequence[WorkInput]:
-        """Texts, pairs of texts, lists of token ids, or lists of parts."""
+        """Texts, pairs of texts, lists of token ids, lists of parts, or pairs of such lists."""
         raise NotImplementedError
 
     def token_bounds(self, lengths: Lengths) -> list[int]:

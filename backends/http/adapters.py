@@ -9,9 +9,19 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from backends.contract import Embed, EmbedParts, Encode, EncodeReply, Operation, Output, Reply, Work
+from backends.contract import (
+    Embed,
+    EmbedParts,
+    Encode,
+    EncodeReply,
+    Operation,
+    Output,
+    Reply,
+    ScoreParts,
+    Work,
+)
 from backends.contract.errors import ReplicaFailed, UnsupportedWork
-from backends.contract.refusals import refused_chunks, refused_parts
+from backends.contract.refusals import refused_chunks, refused_pairs, refused_parts
 from backends.contract.work import BaseWork
 from backends.http.client import UpstreamClient, countdown
 
@@ -34,6 +44,8 @@ def route_of(work: Work, routes: Routes) -> Route:
     if (route := routes.get(type(work))) is None:
         if isinstance(work, EmbedParts):
             raise refused_parts()
+        if isinstance(work, ScoreParts):
+            raise refused_pairs()
         if work.joins_chunks:
             raise refused_chunks()
         raise UnsupportedWork(f"this upstream's wire does not carry {work.operation}")

@@ -27,6 +27,7 @@ from backends.contract import (
     ReplicaSpec,
     Reply,
     Score,
+    ScoreParts,
     Tokenize,
     TokenizerSource,
     Truncate,
@@ -45,6 +46,7 @@ from backends.contract.refusals import (
     check_no_max_tokens,
     check_plain_texts,
     refused_chunks,
+    refused_pairs,
 )
 from backends.contract.texts import clip_text
 from backends.contract.vectors import shape_vectors
@@ -264,6 +266,8 @@ class InfinityBackend(HttpBackend):
             return await self._embed_parts(prompted, self._model, self._capabilities, remaining_s())
         if isinstance(prompted, EmbedChunks):
             raise refused_chunks()
+        if isinstance(prompted, ScoreParts):
+            raise refused_pairs()
         check_supported(prompted, self._capabilities)
         ready = normalize_texts(prompted, self._counter.rules.max_tokens)
         count = await self._counter.count(ready, remaining_s())

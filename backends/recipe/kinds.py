@@ -165,7 +165,7 @@ def _refuse_architecture(files: CheckpointFiles) -> None:
     if media and "auto_map" not in files.config and not reads_media:
         raise ModelUnavailable(
             f"{files.checkpoint} reads images or sound as well as text ({', '.join(sorted(media))} in "
-            "config.json), which the built-in engine does not serve"
+            "config.json), which the built-in engine does not serve; serve it with vLLM"
         )
     for name in files.config.get("architectures") or []:
         if name in REFUSED:

@@ -183,7 +183,7 @@ PUBLISHED: dict[str, RerankFamily] = {
 # Architectures whose own code does more than score one pair. `trust_remote_code` does not change that.
 REFUSED: dict[str, str] = {
     "JinaForRanking": "it scores all documents of a query in one pass, and a call is served in several",
-    "JinaVLForRanking": "it reads images as well as text",
+    "JinaVLForRanking": "it reads images as well as text; vLLM serves it",
     "LayerWiseMiniCPMForCausalLM": "it has a scoring head in each of its upper layers",
     "CostWiseGemmaForCausalLM": "it drops tokens between its layers and has a scoring head in several",
 }

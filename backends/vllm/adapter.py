@@ -28,12 +28,15 @@ from backends.contract import (
     ModelWork,
     Operation,
     Output,
+    PartsPair,
+    Places,
     QueueDepth,
     ReplicaSpec,
     Reply,
     Rerank,
     RerankReply,
     Score,
+    ScoreParts,
     TermWeights,
     Tokenize,
     TokenizeReply,
@@ -51,7 +54,7 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.contract.refusals import check_no_instruction, refused_chunks
+from backends.contract.refusals import check_no_instruction, refused_chunks, refused_pairs
 from backends.contract.vectors import shape_vectors, sigmoid
 from backends.http.adapters import HttpBackend, Route, Routes, check_outputs, run_outputs, single_output
 from backends.http.answers import decode_json
@@ -94,6 +97,7 @@ from backends.vllm.wire import (
     explain_refusal,
     failure,
     input_fields,
+    pair_body,
     parts_body,
     restore_status,
     tokenize_body,
@@ -160,6 +164,15 @@ def _encode_pairs(
     queries: tuple[str, ...], documents: tuple[str, ...], work: Rerank | Score, profile: VllmProfile
 ) -> tuple[str, Body]:
     """Return a request to /v1/score with the two field names that every release knows."""
+    options = _score_options(work, profile)
+    # vLLM scores an empty second text as a single text, without the second separator.
+    second_texts = tuple(text or " " for text in documents)
+    first_texts = queries[0] if len(queries) == 1 else queries
+    return SCORE, {"text_1": first_texts, "text_2": second_texts} | options
+
+
+def _score_options(work: Rerank | Score | ScoreParts, profile: VllmProfile) -> Body:
+    """Return the fields of a request for scores next to its pairs. Raises: UnsupportedWork."""
     if profile.scores is None:
         raise UnsupportedWork("this upstream gives no scores")
     if work.raw_scores and profile.scores == "sigmoid":
@@ -167,10 +180,7 @@ def _encode_pairs(
     if not profile.instructed:
         check_no_instruction(work)
     instruction: Body = {} if work.instruction is None else {"instruction": work.instruction}
-    # vLLM scores an empty second text as a single text, without the second separator.
-    second_texts = tuple(text or " " for text in documents)
-    first_texts = queries[0] if len(queries) == 1 else queries
-    return SCORE, {"text_1": first_texts, "text_2": second_texts, "use_activation": False} | instruction
+    return {"use_activation": False} | instruction
 
 
 def _encode_classify(work: Classify, profile: VllmProfile) -> tuple[str, Body]:
@@ -203,11 +213,18 @@ def _decode_embed(work: Embed, response: UpstreamResponse, profile: VllmProfile,
 def _decode_pairs(
     work: Rerank | Score, response: UpstreamResponse, profile: VllmProfile, _: Labels
 ) -> RerankReply:
-    scores, tokens = decode_scores(response, len(work.inputs))
-    logits = None
-    if not work.raw_scores and profile.scores != "sigmoid":
-        scores, logits = sigmoid(scores), scores
-    return RerankReply(scores, *_check_usage(tokens, work, profile), logits)
+    scores, reported = decode_scores(response, len(work.inputs))
+    tokens, cut = _check_usage(reported, work, profile)
+    return _ranked(scores, tokens, cut, work, profile)
+
+
+def _ranked(
+    scores: Vectors, tokens: int, cut: Places | None, work: Rerank | Score | ScoreParts, profile: VllmProfile
+) -> RerankReply:
+    """Return the reply of scores as the server gives them."""
+    if work.raw_scores or profile.scores == "sigmoid":
+        return RerankReply(scores, tokens, cut)
+    return RerankReply(sigmoid(scores), tokens, cut, scores)
 
 
 def _decode_classify(
@@ -350,6 +367,8 @@ class VllmBackend(HttpBackend):
             return await self._run_tokenizer(prompted, self._profile, remaining_s())
         if isinstance(prompted, EmbedParts):
             return await self._embed_parts(prompted, self._profile, remaining_s())
+        if isinstance(prompted, ScoreParts):
+            return await self._score_parts(prompted, self._profile, remaining_s())
         if isinstance(prompted, EmbedChunks):
             raise refused_chunks()
         if isinstance(prompted, Encode):
@@ -400,6 +419,29 @@ class VllmBackend(HttpBackend):
         vectors = np.concatenate([rows for rows, _ in found])
         shaped = shape_vectors(vectors, dimensions=work.dimensions, normalize=work.normalize)
         return EmbedReply(shaped, counted, None)
+
+    async def _score_parts(self, work: ScoreParts, profile: VllmProfile, timeout_s: float) -> RerankReply:
+        """Score each pair by a request of its own, some at a time: releases differ in lists with pictures."""
+        if not profile.scored_images:
+            raise refused_pairs()
+        if work.max_tokens is not None:
+            raise UnsupportedWork("vLLM cuts no pair with images: leave out `truncate_prompt_tokens`")
+        options = _score_options(work, profile)
+
+        async def score(pair: PartsPair) -> tuple[Vectors, int]:
+            body = pair_body(pair) | options | {"model": profile.model}
+            response = await self._post(SCORE, body, timeout_s, 1)
+            if response.status != 200:
+                raise failure(response)
+            scores, tokens = decode_scores(response, 1)
+            if tokens is None:
+                raise ReplicaFailed("the upstream reported no usage")
+            return scores, tokens
+
+        found = await run_some(score, work.pairs, PARTS_IN_FLIGHT)
+        counted = sum(tokens for _, tokens in found)
+        # Without a length in the request vLLM refuses what is too long.
+        return _ranked(np.concatenate([scores for scores, _ in found]), counted, (), work, profile)
 
     async def _run_tokenizer(
         self, work: Tokenize | Detokenize, profile: VllmProfile, timeout_s: float

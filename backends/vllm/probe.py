@@ -32,6 +32,7 @@ from backends.vllm.wire import (
     decode_tokenize,
     failure,
     is_own_error,
+    pair_body,
     tokenize_body,
 )
 
@@ -64,7 +65,8 @@ class VllmProfile(msgspec.Struct, frozen=True):
     specials: the number of special tokens before and after a text. special_ids: their ids.
     sparse: its vectors are term weights. token_width: of its token vectors; None if it has none.
     raw_tokens: a switch turns their normalization off. classes: their number; 0 if it is no classifier.
-    raw_classes: a switch returns their logits. images, sound: a message may contain them.
+    raw_classes: a switch returns their logits. images, sound: a message may contain them. scored_images: a
+    pair that it scores may contain images.
     """
 
     model: str
@@ -83,6 +85,7 @@ class VllmProfile(msgspec.Struct, frozen=True):
     raw_classes: bool = False
     images: bool = False
     sound: bool = False
+    scored_images: bool = False
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -143,6 +146,7 @@ def _operations(profile: VllmProfile, *, has_tokenizer: bool) -> set[Operation]:
         Operation.EMBED: profile.width is not None,
         Operation.ENCODE: bool(profile.outputs - {Output.DENSE}),
         Operation.RERANK: profile.scores is not None,
+        Operation.RERANK_IMAGE: profile.scored_images,
         Operation.CLASSIFY: profile.classes > 0,
     }
     operations |= media_operations(profile)
@@ -170,6 +174,7 @@ def _notes(profile: VllmProfile) -> tuple[str, ...]:
         notes.append(f"scores: {profile.scores}")
     features = {
         "images": profile.images,
+        "pairs with images": profile.scored_images,
         "sound": profile.sound,
         "instructions": profile.instructed,
         "term weights": profile.sparse,
@@ -321,7 +326,27 @@ async def _probe_scores(profile: VllmProfile, send: SendRequest) -> VllmProfile:
     # Older releases, such as 0.20, ignore the field, and so does any whose template has no place for it.
     instructed = await _try(send, SCORE, body | {"instruction": PROBE_INSTRUCTION})
     is_applied = instructed is not None and decode_scores(instructed, len(documents))[1] != tokens
-    return msgspec.structs.replace(profile, scores=kind, instructed=is_applied)
+    return msgspec.structs.replace(
+        profile, scores=kind, instructed=is_applied, scored_images=await _scores_images(send)
+    )
+
+
+async def _scores_images(send: SendRequest) -> bool:
+    """Return whether a pair may contain an image, which must cost tokens: a template may leave it out.
+
+    Any refusal is a no: pairs of texts work without it.
+    """
+    counts = []
+    for document in ((probe_image(), "a"), ("a",)):
+        try:
+            response = await send(SCORE, pair_body((("a",), document)) | {"use_activation": False})
+            if response.status != 200:
+                return False
+            counts.append(decode_scores(response, 1)[1] or 0)
+        except (ConnectionLost, ReplicaFailed):
+            # A server that breaks at a picture still scores texts.
+            return False
+    return counts[0] > counts[1]
 
 
 async def _try_classes(send: SendRequest, *, activated: bool) -> Vectors | None:

@@ -18,6 +18,7 @@ from backends.contract import (
     Encode,
     Output,
     Part,
+    PartsPair,
     Token,
     Turn,
     Turns,
@@ -156,6 +157,20 @@ def _messages(turns: Turns, parts: Sequence[Part]) -> list[Body]:
         content: Any = own[0] if turn.is_text else content_of(own)
         messages.append({"role": turn.role, "content": content} | named)
     return messages
+
+
+def pair_body(pair: PartsPair) -> Body:
+    """Return the two sides of a request for the score of one pair with pictures.
+
+    A lone text is a text, so that its score does not depend on the other side.
+    """
+    return {"text_1": _side(pair[0]), "text_2": _side(pair[1])}
+
+
+def _side(parts: Sequence[Part]) -> Any:
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return parts[0] or " "
+    return {"content": content_of(parts)}
 
 
 def _template_fields(chat: Chat) -> Body:

@@ -21,6 +21,7 @@ from backends.contract import (
     Operation,
     Reply,
     Residence,
+    ScoreParts,
     Work,
 )
 from backends.contract.errors import ReplicaFailed
@@ -79,7 +80,7 @@ class BatchLoad(msgspec.Struct, frozen=True):
 
 def kind_of(work: Work) -> LoadKind:
     """Return the kind of batch that a piece of work is."""
-    return "media" if isinstance(work, EmbedParts) else "texts"
+    return "media" if isinstance(work, EmbedParts | ScoreParts) else "texts"
 
 
 class JoinedModel(msgspec.Struct, frozen=True):

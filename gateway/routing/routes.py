@@ -239,7 +239,7 @@ class Routes:
             ranks_pairs = Operation.RERANK in operations
             return ranks_pairs or (model.rerank and Operation.EMBED in operations)
         if operation is Operation.RERANK_IMAGE:
-            return model.rerank and Operation.EMBED_IMAGE in operations
+            return operation in operations or (model.rerank and Operation.EMBED_IMAGE in operations)
         return operation in operations
 
 

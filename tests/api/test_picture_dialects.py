@@ -16,7 +16,7 @@ from tests.conftest import KEY, Boots, posted
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import Gate, until
 from tests.fakes.infinity import FakeInfinity
-from tests.fakes.server import token_rows
+from tests.fakes.server import logit_of, token_rows
 from tests.fakes.tei import FakeTei, vector_of
 from tests.fakes.vllm import FakeVllm
 from tests.pictures import encoded, noise
@@ -249,6 +249,165 @@ async def test_a_document_of_a_text_and_a_picture_is_ranked(boot: Boots) -> None
     expected = [float(vector_of("q") @ vector_of(text)) for text in texts]
     np.testing.assert_allclose(expected, [results[i]["relevance_score"] for i in range(4)], atol=1e-6)
     assert [*documents[:3], {"text": "d"}] == [results[i]["document"] for i in range(4)]
+
+
+def content(*parts: str) -> dict[str, Any]:
+    """Return a query or a document with parts in vLLM's form."""
+    return {
+        "content": [
+            picture_part(part) if part.startswith("data:") else {"type": "text", "text": part}
+            for part in parts
+        ]
+    }
+
+
+# A body, with the text of its query and those of its documents, as the fake's template writes them.
+PICTURED: list[tuple[str, dict[str, Any], str, list[str]]] = [
+    (
+        "/v1/rerank",
+        {"query": "q", "documents": [{"image": FIRST}, {"text": "a b"}, {"image": SECOND}, "c"]},
+        "q",
+        [FIRST, "a b", SECOND, "c"],
+    ),
+    (
+        "/v1/rerank",
+        {"query": {"image": FIRST.partition(",")[2]}, "documents": ["a", {"text": "b", "image": SECOND}]},
+        FIRST,
+        ["a", f"b {SECOND}"],
+    ),
+    (
+        "/v2/rerank",
+        {"query": content("q", FIRST), "documents": [content(SECOND, "a b"), "c"]},
+        f"q {FIRST}",
+        [f"{SECOND} a b", "c"],
+    ),
+    ("/rerank", {"query": "q", "documents": content(FIRST)}, "q", [FIRST]),
+    ("/score", {"text_1": "q", "text_2": [content(FIRST), "a"]}, "q", [FIRST, "a"]),
+    ("/v1/score", {"queries": content(FIRST), "items": ["a", content(FIRST)]}, FIRST, ["a", FIRST]),
+    (
+        "/v1/score/clip",
+        {
+            "query": {"text": "q"},
+            "items": [{"images": [{"data": FIRST.partition(",")[2]}]}, {"text": "a"}],
+        },
+        "q",
+        [FIRST, "a"],
+    ),
+]
+
+
+def scores_in(body: dict[str, Any]) -> list[float]:
+    """Return the scores of any dialect's reply in the order of the documents."""
+    if "scores" in body:
+        return [item["score"] for item in sorted(body["scores"], key=lambda item: int(item["item_id"]))]
+    found = body.get("results") or body["data"]
+    key = "relevance_score" if "results" in body else "score"
+    return [item[key] for item in sorted(found, key=lambda item: item["index"])]
+
+
+@pytest.mark.parametrize(("path", "body", "query", "documents"), PICTURED)
+async def test_a_reranker_of_pictures_scores_the_pairs(
+    boot: Boots, path: str, body: dict[str, Any], query: str, documents: list[str]
+) -> None:
+    server = FakeVllm(task="classify", images=True)
+    for index, item in enumerate(body.get("items", []) if "/clip" in path else []):
+        item["id"] = str(index)
+    async with boot({"one": server}, config_of("vllm", "")) as gateway:
+        reply = await gateway.post(path, body)
+        (model,) = (await gateway.client.get("/v1/models")).json()["data"]
+
+    assert 200 == reply.status_code, reply.text
+    expected = [1 / (1 + np.exp(-logit_of(query, document))) for document in documents]
+    np.testing.assert_allclose(expected, scores_in(reply.json()), atol=1e-6)
+    assert {"rerank", "rerank_image"} <= set(model["operations"])
+    assert not {"embed", "embed_image"} & set(model["operations"])
+
+
+async def test_options_of_a_rerank_reach_a_reranker_of_pictures(boot: Boots) -> None:
+    server = FakeVllm(task="classify", images=True, instructed=True)
+    body = {"query": "q", "documents": [{"image": FIRST}, {"image": SECOND}]}
+    async with boot({"one": server}, config_of("vllm", "")) as gateway:
+        raw = await gateway.post("/v1/rerank", body | {"use_activation": False, "instruction": "find"})
+        best = await gateway.post("/v2/rerank", body | {"top_n": 1, "return_documents": True})
+        cut = await gateway.post("/v1/rerank", body | {"truncate_prompt_tokens": 4})
+
+    expected = [logit_of("find q", source) for source in PICTURES]
+    np.testing.assert_allclose(expected, scores_in(raw.json()), atol=1e-6)
+    first = int(np.argmax([logit_of("q", source) for source in PICTURES]))
+    assert [(first, body["documents"][first])] == [
+        (item["index"], item["document"]) for item in best.json()["results"]
+    ]
+    assert (400, True) == (cut.status_code, "truncate_prompt_tokens" in cut.text)
+
+
+async def test_equal_pairs_are_scored_once_and_counted_each(boot: Boots) -> None:
+    tenants = f'tenants: {{t: {{keys: ["{key_digest(KEY)}"], limits: {{images_per_minute: 7}}}}}}\n'
+    server = FakeVllm(task="classify", images=True)
+    body = {"query": "q", "documents": [{"image": FIRST}, {"image": SECOND}, {"image": FIRST}]}
+    async with boot({"one": server}, config_of("vllm", "") + tenants) as gateway:
+        before = len(server.requests)
+        reply = await gateway.post("/v1/rerank", body)
+        sent = [sent for path, sent in server.requests[before:] if path == "/v1/score"]
+
+    scores = scores_in(reply.json())
+    assert scores[0] == scores[2] != scores[1]
+    assert 2 == len(sent)
+    # "q", the separator, and an address, with two special tokens, of each pair.
+    assert 2 * 5 == reply.json()["usage"]["total_tokens"]
+    assert "4" == reply.headers["x-ratelimit-remaining-images"]
+
+
+async def test_pairs_with_pictures_are_refused_where_none_scores_them(boot: Boots) -> None:
+    body = {"model": "clip", "query": "q", "documents": [{"image": FIRST}]}
+    async with boot({"one": FakeVllm(task="classify")}, config_of("vllm", "")) as gateway:
+        replies = [
+            await gateway.post("/v1/rerank", body),
+            await gateway.post("/score", {"model": "clip", "text_1": "q", "text_2": content(FIRST)}),
+        ]
+        text = await gateway.post("/v1/rerank", {"query": "q", "documents": ["a"]})
+
+    for reply in replies:
+        assert 400 == reply.status_code
+        assert "does not rank images" in reply.text
+    assert 200 == text.status_code
+
+
+@pytest.mark.parametrize("kind", ["video_url", "input_audio"])
+@pytest.mark.parametrize("path", ["/v1/rerank", "/score"])
+async def test_other_media_are_not_ranked(boot: Boots, path: str, kind: str) -> None:
+    values = {"video_url": {"url": "data:video/mp4;base64,AAAA"}, "input_audio": {"data": "AAAA"}}
+    side = {"content": [{"type": kind, kind: values[kind]}]}
+    body = {"query": "q", "documents": [side]} if path == "/v1/rerank" else {"text_1": "q", "text_2": side}
+    reply = await posted(
+        boot({"one": FakeVllm(task="classify", images=True)}, config_of("vllm", "")), path, body
+    )
+
+    assert 400 == reply.status_code
+    assert ("video_url" if kind == "video_url" else "is sound") in reply.text
+
+
+async def test_a_picture_as_a_text_is_refused_by_a_reranker_of_pictures(boot: Boots) -> None:
+    async with boot({"one": FakeVllm(task="classify", images=True)}, config_of("vllm", "")) as gateway:
+        reply = await gateway.post("/v1/rerank", {"query": "q", "documents": ["a", FIRST]})
+
+    assert 400 == reply.status_code
+    assert "document 1 is a picture or a recording in the place of a text" in reply.text
+
+
+async def test_a_damaged_picture_of_a_pair_is_named(boot: Boots) -> None:
+    server = FakeVllm(task="classify", images=True)
+
+    async def refuse(_: str, sent: Any) -> tuple[int, bytes] | None:
+        error = {"message": "cannot identify image", "type": "BadRequestError", "code": 400}
+        return (400, json.dumps({"error": error}).encode()) if SECOND in json.dumps(sent) else None
+
+    async with boot({"one": server}, config_of("vllm", "")) as gateway:
+        server.hook = refuse
+        documents = [{"image": FIRST}, {"image": FIRST}, {"image": SECOND}]
+        reply = await gateway.post("/v1/rerank", {"query": "q", "documents": documents})
+
+    assert 400 == reply.status_code, reply.text
+    assert "input 2: " in reply.text
 
 
 async def test_usage_of_voyage_counts_pixels(boot: Boots, tokenizer: str) -> None:

@@ -24,12 +24,14 @@ from backends.contract import (
     Rerank,
     RerankReply,
     Score,
+    ScoreParts,
     TokenizerSource,
     Truncate,
     Work,
 )
 from backends.contract.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
 from backends.contract.vectors import sigmoid
+from backends.http.media import probe_image
 from tests.backends.adapters import SERVERS
 from tests.conftest import remote_backend
 from tests.fakes.checkpoint import write_small_files
@@ -395,6 +397,16 @@ async def test_invalid_replies_and_errors_are_not_the_callers_fault(
         await backend.run(work, 5.0)
 
     assert "upstream" == caught.value.source
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+async def test_pairs_with_images_are_refused_by_wires_of_texts(kind: BackendKind, small_files: str) -> None:
+    work = ScoreParts(((("q",), (probe_image(),)),))
+    backend, capabilities = await joined(kind, server_of(kind, "embed"), small_files)
+
+    assert not work.is_offered_by(capabilities)
+    with pytest.raises(UnsupportedWork):
+        await backend.run(work, 5.0)
 
 
 async def test_rerank_and_its_pairs_have_equal_scores(small_files: str) -> None:

@@ -67,6 +67,10 @@ def replay(exchanges: list[dict[str, Any]]) -> httpx.MockTransport:
             # Recorded without this probe. vLLM answers it as it does the one with a picture.
             error = {"message": "all-MiniLM-L6-v2 is not a multimodal model", "type": "BadRequestError"}
             return httpx.Response(400, json={"error": error | {"param": None, "code": 400}})
+        if body is not None and request.url.path == "/v1/score" and isinstance(body["text_2"], dict):
+            # Recorded without this probe, too: vLLM's words for a model of texts.
+            error = {"message": "MultiModalParam is not supported for BertForSequenceClassification"}
+            return httpx.Response(400, json={"error": error | {"type": "BadRequestError", "code": 400}})
         response = next((entry["response"] for entry in exchanges if entry["request"] == sent), None)
         assert response is not None, f"never recorded: {sent}"
         content = response["text"].encode() if "text" in response else json.dumps(response["json"]).encode()

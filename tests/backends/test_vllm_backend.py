@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from backends.contract import (
     Embed,
     EmbedReply,
+    Image,
     Operation,
     QueueDepth,
     Rerank,
     RerankReply,
     Score,
+    ScoreParts,
     Token,
     Tokenize,
     TokenizeReply,
@@ -33,6 +35,7 @@ from backends.contract.errors import (
 )
 from backends.contract.vectors import sigmoid
 from backends.http.client import UpstreamClient, UpstreamResponse
+from backends.http.media import data_uri, probe_image
 from backends.vllm.adapter import VllmBackend, decode, encode
 from backends.vllm.probe import VllmProfile, count_specials, detect_score_support
 from backends.vllm.wire import failure, restore_status
@@ -388,3 +391,86 @@ async def test_a_server_that_refused_the_first_question_alone_embeds() -> None:
 
     assert 1 == len(refused)
     assert Operation.EMBED in offered.operations
+
+
+PICTURE = Image(b"abc", "image/png", 40, 30)
+PICTURED = ScoreParts(
+    (
+        (("how many",), (PICTURE,)),
+        (("how many",), ("a text",)),
+        ((PICTURE, "and"), ("b", PICTURE)),
+        (("how many",), (PICTURE,)),
+    )
+)
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "none"])
+@pytest.mark.parametrize("raw", [True, False])
+async def test_each_pair_with_images_has_its_own_score(raw: bool, activation: str) -> None:
+    server = FakeVllm(task="classify", images=True, activation=activation)
+    backend = backend_of(server)
+    found = await backend.describe(5.0)
+    reply = await backend.run(ScoreParts(PICTURED.pairs, raw), 5.0)
+
+    assert Operation.RERANK_IMAGE in found.operations
+    assert "pairs with images" in found.notes
+    assert isinstance(reply, RerankReply)
+    uri = data_uri(PICTURE)
+    pairs = [("how many", uri), ("how many", "a text"), (f"{uri} and", f"b {uri}"), ("how many", uri)]
+    logits = np.array([logit_of(*pair) for pair in pairs])
+    np.testing.assert_allclose(logits if raw else sigmoid(logits), reply.scores, rtol=1e-5)
+    assert () == reply.truncated
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        FakeVllm(task="classify"),
+        FakeVllm(task="classify", images=True, is_blind=True),
+        FakeVllm(task="classify", images=True, classes=3),
+        FakeVllm(images=True),
+    ],
+    ids=["texts", "blind", "classifier", "embedder"],
+)
+async def test_pairs_with_images_are_offered_only_by_servers_that_score_them(server: FakeVllm) -> None:
+    backend = backend_of(server)
+    found = await backend.describe(5.0)
+
+    assert Operation.RERANK_IMAGE not in found.operations
+    with pytest.raises(UnsupportedWork, match="pairs of texts only"):
+        await backend.run(PICTURED, 5.0)
+
+
+async def test_a_server_that_breaks_at_an_image_scores_texts() -> None:
+    server = FakeVllm(task="classify", images=True)
+
+    async def fail(_: str, body: Any) -> tuple[int, bytes] | None:
+        return (500, b"{}") if "data:image" in str(body) else None
+
+    server.hook = fail
+    found = await backend_of(server).describe(5.0)
+
+    assert Operation.RERANK in found.operations
+    assert Operation.RERANK_IMAGE not in found.operations
+
+
+async def test_options_of_pairs_with_images_are_applied_or_refused() -> None:
+    server = FakeVllm(task="classify", images=True, instructed=True)
+    backend = await joined(server)
+    work = ScoreParts(((("q",), (probe_image(),)),), raw_scores=True, instruction="find")
+    reply = await backend.run(work, 5.0)
+
+    assert isinstance(reply, RerankReply)
+    np.testing.assert_allclose([logit_of("find q", data_uri(probe_image()))], reply.scores, rtol=1e-5)
+    with pytest.raises(UnsupportedWork, match="truncate_prompt_tokens"):
+        await backend.run(work.with_lengths(Truncate.RIGHT, 4), 5.0)
+    plain = await joined(FakeVllm(task="classify", images=True))
+    with pytest.raises(UnsupportedWork, match="instruction"):
+        await plain.run(work, 5.0)
+
+
+async def test_a_pair_with_an_image_that_is_too_long_is_the_callers_error() -> None:
+    backend = await joined(FakeVllm(task="classify", images=True))
+
+    with pytest.raises(InvalidWork):
+        await backend.run(ScoreParts(((("q",), (PICTURE, LONG)),)), 5.0)

@@ -48,7 +48,8 @@ class FakeVllm(FakeServer):
 
     task: embed, classify or token_embed. classes: those of a classifier; 1 is a cross-encoder. splade: its
     vectors are as wide as its vocabulary. instructed: its template puts an instruction before each query.
-    images, sound: a message may contain them.
+    images, sound: a message may contain them, and images a pair to score. is_blind: it leaves the images of
+    pairs out.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class FakeVllm(FakeServer):
         instructed: bool = False,
         images: bool = False,
         sound: bool = False,
+        is_blind: bool = False,
     ) -> None:
         super().__init__()
+        self.is_blind = is_blind
         self.images = images
         self.sound = sound
         self.chunked = chunked
@@ -206,7 +209,7 @@ class FakeVllm(FakeServer):
         self._check_common(body)
         if "text_1" not in body or "text_2" not in body:
             raise self._refused(400, "Bad Request", "Field required")
-        queries, documents = self._texts(body, "text_1"), self._texts(body, "text_2")
+        queries, documents = self._sides(body, "text_1"), self._sides(body, "text_2")
         if self.instructed and "instruction" in body:
             queries = [f"{body['instruction']} {query}" for query in queries]
         if len(queries) not in (1, len(documents)):
@@ -221,6 +224,21 @@ class FakeVllm(FakeServer):
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
         whole = [self._cut(f"{query} [SEP] {document}", body) for query, document in pairs]
         return {"object": "list", "model": self.model, "data": data} | self._usage(whole)
+
+    def _sides(self, body: dict[str, Any], field: str) -> list[str]:
+        """Return the texts of one side of the pairs, with the addresses of images in them."""
+        side = body[field]
+        items = side if isinstance(side, list) else [side]
+        if not any(isinstance(item, dict) for item in items):
+            return self._texts(body, field)
+        if not self.images:
+            message = "MultiModalParam is not supported for FakeForSequenceClassification"
+            raise self._refused(400, "BadRequestError", message)
+        seen = [item if isinstance(item, str) else self._seen(item["content"]) for item in items]
+        return [text_of(parts) for parts in seen]
+
+    def _seen(self, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [part for part in parts if part["type"] == "text" or not self.is_blind]
 
     def _activated(self, logits: list[float], body: dict[str, Any]) -> list[float]:
         switched_off = body.get("use_activation") is False and not self._older_than(0, 11)

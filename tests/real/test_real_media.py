@@ -13,7 +13,7 @@ from backends.contract import Vectors
 from tests.conftest import running_gateway
 from tests.engine.sounds import recorded, tone
 from tests.pictures import encoded, noise
-from tests.real.media_models import make_clap, make_clip
+from tests.real.media_models import make_clap, make_clip, make_reranker
 from tests.real.servers import HOME, Server, serve_model
 
 # A server starts inside the first test that uses it.
@@ -64,6 +64,10 @@ class Running(NamedTuple):
         )
         return vectors_of(reply)
 
+    def scores(self, body: dict[str, Any]) -> list[float]:
+        """Return the server's own scores."""
+        return scores_of(httpx.post(f"{self.url}/v1/rerank", json=body, timeout=120.0))
+
     def _vectors_of_message(self, uri: str) -> Vectors:
         """Return the vector of a picture, of which vLLM takes one in a request."""
         body = {"model": self.model.name, "messages": [message(uri)]}
@@ -103,6 +107,34 @@ def clip(request: pytest.FixtureRequest) -> Iterator[Running]:
 def clap() -> Iterator[Running]:
     """Run an Infinity of a small CLAP."""
     yield from run_model("infinity", make_clap)
+
+
+@pytest.fixture(scope="module")
+def reranker() -> Iterator[Running]:
+    """Run a vLLM of a small reranker that reads pictures."""
+    yield from run_model("vllm", make_reranker, ("--dtype", "float32", "--enforce-eager"))
+
+
+@pytest.mark.parametrize("raw", [True, False])
+async def test_pairs_with_pictures_have_the_scores_of_the_server(reranker: Running, raw: bool) -> None:
+    picture, other, third = ({"content": message(uri)["content"]} for uri in PICTURES)
+    both = {"content": [*other["content"], {"type": "text", "text": TEXTS[1]}]}
+    documents = [TEXTS[0], picture, both, {"content": [*third["content"], *other["content"]]}, picture]
+    async with running_gateway({}, reranker.config(), sockets=True) as gateway:
+        (model,) = (await gateway.client.get("/v1/models")).json()["data"]
+        assert "rerank_image" in model["operations"]
+        for query in (TEXTS[0], other, both):
+            body = {"model": reranker.model.name, "query": query, "documents": documents}
+            body |= {"use_activation": False} if raw else {}
+            scores = scores_of(await gateway.post("/v1/rerank", body | {"model": "one"}))
+            np.testing.assert_allclose(reranker.scores(body), scores, atol=TOLERANCE)
+            assert np.ptp(scores) > 1e-3
+
+
+def scores_of(reply: httpx.Response) -> list[float]:
+    """Return the scores of a rerank's reply in the order of the documents."""
+    assert 200 == reply.status_code, reply.text
+    return [item["relevance_score"] for item in sorted(reply.json()["results"], key=lambda r: r["index"])]
 
 
 async def test_pictures_and_texts_have_the_vectors_of_the_server(clip: Running) -> None:

@@ -69,9 +69,12 @@ def address_of(place: MediaAddress | str | None) -> str | None:
 
 
 def is_media(parts: list[ContentPart]) -> bool:
-    """Return whether a part of a content is a picture or a recording."""
+    """Return whether a part of a content is other than a text: a picture, a recording, or not known here."""
     return any(
-        part.image_url is not None or part.audio_url is not None or part.input_audio is not None
+        part.type != "text"
+        or part.image_url is not None
+        or part.audio_url is not None
+        or part.input_audio is not None
         for part in parts
     )
 

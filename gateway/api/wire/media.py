@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.contract import Embed, EmbedParts, Operation, Output, Turn, Turns
+from backends.contract import Embed, EmbedParts, Operation, Output, ScoreParts, Turn, Turns
 from gateway.api.wire.conversations import (
     ChatMessage,
     ContentPart,
@@ -16,7 +16,6 @@ from gateway.api.wire.conversations import (
     is_media,
     split_conversations,
 )
-from gateway.calls import ScoreParts
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.media.sources import (
     Fetch,

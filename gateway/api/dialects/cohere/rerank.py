@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from backends.contract import Rerank, RerankReply
+from backends.contract import Rerank, RerankReply, ScoreParts
 from gateway.api.dialects.cohere.errors import COHERE, RERANK
 from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.endpoints import inference
@@ -33,7 +33,7 @@ from gateway.api.wire.tei import (
 )
 from gateway.api.wire.vllm import TextTokens, VllmOptions
 from gateway.api.wire.weaviate import WEAVIATE, WeaviateRanking, serve_ranking
-from gateway.calls import Call, ScoreParts
+from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.media.sources import PictureSource, SourcePart
 from gateway.serve import Served
