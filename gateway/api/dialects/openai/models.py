@@ -13,7 +13,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from backends.contract import Capabilities, ModelState, Operation, Output
-from gateway.api.server.error_bodies import OPENAI, document_errors
+from gateway.api.server.error_bodies import OPENAI, TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import BELOW_MODEL, model_name, route_options
 from gateway.api.server.request_context import RequestContext
@@ -206,7 +206,8 @@ async def get_model(
     return _described(api, context, (model_name(model) or "").removeprefix("/"))
 
 
-@get(BELOW_MODEL, responses=FAILURES, tags=["OpenAI"])
+# Errors of this path are TEI's, whose default operation a POST calls there.
+@get(BELOW_MODEL, responses=document_errors(TEI), tags=["OpenAI"])
 async def get_model_without_version(
     context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi], name: FromPath[str]
 ) -> OpenAIModelItem:
