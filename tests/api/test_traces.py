@@ -101,7 +101,8 @@ async def test_call_span_has_stages_and_attempts_below_it(traced: Boots) -> None
         (dispatch,) = gateway.named("dispatch")
 
         assert ["parse", "auth", "quota", "dispatch", "encode"] == gateway.children(call)
-        assert [ATTEMPT] == gateway.children(dispatch)
+        # A call of a busy machine may wait, which is a span too.
+        assert [ATTEMPT] == [name for name in gateway.children(dispatch) if name != "queue"]
     assert call.parent is None
     assert {
         "http.request.method": "POST",
