@@ -18,6 +18,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 HOME = ROOT / ".clients"
+# Clients with packages that are published as source only: those of IBM.
+BUILT = frozenset({"clouds"})
 # Programs that clients need from the system.
 PROGRAMS = {"spark": ("java", "a Java runtime, 17 or newer")}
 
@@ -53,8 +55,10 @@ def environment(name: str) -> Path:
 
 
 def _install(python: Path, requirements: Path) -> None:
-    # Wheels only: no package runs code of its own while it is installed.
-    wheels = ["--quiet", "--only-binary", ":all:", "--no-deps", "-r", requirements]
+    wheels = ["--quiet", "--no-deps", "-r", requirements]
+    if requirements.stem not in BUILT:
+        # Wheels only: no package runs code of its own while it is installed.
+        wheels += ["--only-binary", ":all:"]
     # uv links packages that another environment has already; pip installs each again.
     uv = Path(sys.executable).with_name("uv")
     settings = {**os.environ, "UV_HTTP_TIMEOUT": "60", "UV_HTTP_RETRIES": "1"}

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
 from langchain_core.documents import Document
 from langchain_nvidia_ai_endpoints import NVIDIAEmbeddings, NVIDIARerank
 from openai import AzureOpenAI, NotFoundError
+
+from tests.clients.conftest import ROOT
 
 STUB_PYTHON = ROOT / ".venv" / "bin" / "python"
 Recorded = list[tuple[str, dict[str, Any]]]
