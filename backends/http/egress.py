@@ -44,7 +44,8 @@ def proxy_of(address: str, configured: str | None = None) -> str | None:
 def _is_exempt(url: httpx.URL, entries: str) -> bool:
     """Return True if NO_PROXY exempts an address in a form that urllib does not know.
 
-    These are networks, addresses of IPv6 in brackets, `*.example.com`, and the port that a scheme implies.
+    These are networks, addresses of IPv6 in brackets, `*` in a list, `*.example.com`, and the port that a
+    scheme implies.
     """
     port = url.port or PORTS.get(url.scheme)
     return any(_exempts(entry.strip().lower(), url.host, port) for entry in entries.split(","))
@@ -52,10 +53,12 @@ def _is_exempt(url: httpx.URL, entries: str) -> bool:
 
 def _exempts(entry: str, host: str, port: int | None) -> bool:
     name, _, named_port = entry.rpartition(":")
-    if named_port.isdigit() and (name.endswith("]") or ":" not in name):
-        if int(named_port) != port:
+    if named_port.isdecimal() and (name.endswith("]") or ":" not in name):
+        if named_port != str(port):
             return False
         entry = name
+    if entry == "*":
+        return True
     entry = entry.strip("[]")
     try:
         network = ip_network(entry, strict=False)
