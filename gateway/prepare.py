@@ -23,6 +23,7 @@ from backends.contract import (
     Operation,
     Places,
     Rerank,
+    Score,
     ScoreParts,
 )
 from backends.contract import Work as BackendWork
@@ -38,6 +39,7 @@ from backends.instructions import (
 from gateway.calls import (
     Call,
     Deadline,
+    Similarity,
     Work,
     default_truncation,
     truncation,
@@ -364,7 +366,12 @@ def _check_no_media_texts(work: Work, capabilities: Capabilities | None) -> None
     named: Sequence[tuple[str, Sequence[str]]] = ()
     if isinstance(work, Rerank):
         named = (("the query", (work.query,)), ("document {}", work.documents))
-    elif isinstance(work, Embed | Encode) and work.chat is None:
+    elif isinstance(work, Score):
+        named = (
+            ("text 1 of pair {}", [first for first, _ in work.pairs]),
+            ("text 2 of pair {}", [second for _, second in work.pairs]),
+        )
+    elif isinstance(work, Similarity) or (isinstance(work, Embed | Encode) and work.chat is None):
         named = (("input {}", work.inputs),)
     for name, texts in named:
         for index, text in enumerate(texts):

@@ -386,12 +386,23 @@ async def test_other_media_are_not_ranked(boot: Boots, path: str, kind: str) -> 
     assert ("video_url" if kind == "video_url" else "is sound") in reply.text
 
 
-async def test_a_picture_as_a_text_is_refused_by_a_reranker_of_pictures(boot: Boots) -> None:
-    async with boot({"one": FakeVllm(task="classify", images=True)}, config_of("vllm", "")) as gateway:
-        reply = await gateway.post("/v1/rerank", {"query": "q", "documents": ["a", FIRST]})
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/rerank", {"query": "q", "documents": ["a", FIRST]}, "document 1"),
+        ("/score", {"text_1": "q", "text_2": ["a", FIRST]}, "text 2 of pair 1"),
+        ("/score", {"text_1": ["q", FIRST], "text_2": ["a", "b"]}, "text 1 of pair 1"),
+        ("/v1/score/clip", {"query": {"text": "q"}, "items": [{"text": FIRST}]}, "document 0"),
+    ],
+)
+async def test_a_picture_as_a_text_is_refused_by_a_reranker_of_pictures(
+    boot: Boots, path: str, body: dict[str, Any], named: str
+) -> None:
+    server = FakeVllm(task="classify", images=True)
+    reply = await posted(boot({"one": server}, config_of("vllm", "")), path, body)
 
     assert 400 == reply.status_code
-    assert "document 1 is a picture or a recording in the place of a text" in reply.text
+    assert f"{named} is a picture or a recording in the place of a text" in reply.text
 
 
 async def test_a_damaged_picture_of_a_pair_is_named(boot: Boots) -> None:
@@ -502,6 +513,7 @@ async def test_what_cannot_be_read_is_refused_by_name(
         ("/infinity/embeddings", {"input": [FIRST]}, "input 0"),
         ("/v1/rerank", {"query": FIRST, "documents": ["a"]}, "the query"),
         ("/v1/rerank", {"query": "a", "documents": ["a", FIRST]}, "document 1"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": [FIRST]}}, "input 1"),
     ],
 )
 async def test_a_picture_as_a_text_is_refused_by_a_model_of_pictures(
