@@ -53,6 +53,7 @@ from backends.contract.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
     UnsupportedWork,
+    input_too_long,
 )
 from backends.contract.refusals import check_no_instruction, refused_chunks, refused_pairs
 from backends.contract.vectors import shape_vectors, sigmoid
@@ -424,8 +425,6 @@ class VllmBackend(HttpBackend):
         """Score each pair by a request of its own, some at a time: releases differ in lists with pictures."""
         if not profile.scored_images:
             raise refused_pairs()
-        if work.max_tokens is not None:
-            raise UnsupportedWork("vLLM cuts no pair with images: leave out `truncate_prompt_tokens`")
         options = _score_options(work, profile)
 
         async def score(pair: PartsPair) -> tuple[Vectors, int]:
@@ -436,11 +435,14 @@ class VllmBackend(HttpBackend):
             scores, tokens = decode_scores(response, 1)
             if tokens is None:
                 raise ReplicaFailed("the upstream reported no usage")
+            # The length that all upstreams of the model have; vLLM cuts no pair with images.
+            if work.max_tokens is not None and tokens > work.max_tokens:
+                raise input_too_long(work.max_tokens, f"{tokens} tokens")
             return scores, tokens
 
         found = await run_some(score, work.pairs, PARTS_IN_FLIGHT)
         counted = sum(tokens for _, tokens in found)
-        # Without a length in the request vLLM refuses what is too long.
+        # Without a length in the request vLLM refuses what is longer than the model.
         return _ranked(np.concatenate([scores for scores, _ in found]), counted, (), work, profile)
 
     async def _run_tokenizer(

@@ -340,6 +340,31 @@ async def test_options_of_a_rerank_reach_a_reranker_of_pictures(boot: Boots) -> 
     assert (400, True) == (cut.status_code, "truncate_prompt_tokens" in cut.text)
 
 
+async def test_pairs_with_pictures_reach_each_upstream_of_a_model(boot: Boots) -> None:
+    long, short = (FakeVllm(task="classify", images=True, max_tokens=length) for length in (32, 16))
+    config = """
+upstreams:
+  long: {backend: vllm, replicas: ["http://long"]}
+  short: {backend: vllm, replicas: ["http://short"]}
+models: {clip: {upstreams: [{name: long}, {name: short}]}}
+"""
+    async with boot({"long": long, "short": short}, config) as gateway:
+        judge = gateway.application.gateway.serving.groups["clip"].judge
+        await until(lambda: {"serving"} == {each.standing for each in judge.judgements.values()})
+        for _ in range(4):
+            reply = await gateway.post("/v1/rerank", {"query": "q", "documents": [{"image": FIRST}]})
+            assert 200 == reply.status_code, reply.text
+        refused = await gateway.post("/v1/rerank", {"query": "q " * 40, "documents": [{"image": FIRST}]})
+
+    scored = [
+        [body for path, body in server.requests if path == "/v1/score" and body["text_1"] == "q"]
+        for server in (long, short)
+    ]
+    assert all(scored)
+    assert 4 == sum(map(len, scored))
+    assert 400 == refused.status_code
+
+
 async def test_equal_pairs_are_scored_once_and_counted_each(boot: Boots) -> None:
     tenants = f'tenants: {{t: {{keys: ["{key_digest(KEY)}"], limits: {{images_per_minute: 7}}}}}}\n'
     server = FakeVllm(task="classify", images=True)

@@ -462,8 +462,12 @@ async def test_options_of_pairs_with_images_are_applied_or_refused() -> None:
 
     assert isinstance(reply, RerankReply)
     np.testing.assert_allclose([logit_of("find q", data_uri(probe_image()))], reply.scores, rtol=1e-5)
-    with pytest.raises(UnsupportedWork, match="truncate_prompt_tokens"):
-        await backend.run(work.with_lengths(Truncate.RIGHT, 4), 5.0)
+    # "find q", the separator and the address, with two special tokens.
+    whole = await backend.run(work.with_lengths(Truncate.RIGHT, 6), 5.0)
+    assert isinstance(whole, RerankReply)
+    assert reply.scores.tolist() == whole.scores.tolist()
+    with pytest.raises(InvalidWork, match="length is 5 tokens; this input has 6 tokens"):
+        await backend.run(work.with_lengths(Truncate.RIGHT, 5), 5.0)
     plain = await joined(FakeVllm(task="classify", images=True))
     with pytest.raises(UnsupportedWork, match="instruction"):
         await plain.run(work, 5.0)
