@@ -402,9 +402,10 @@ class VllmBackend(HttpBackend):
             raise UnsupportedWork("`dimensions` does not apply to multivector output; leave it out")
         path = EMBEDDINGS if is_dense else POOLING
         bodies = [parts_body(work, index, profile.raw_vectors) for index in range(len(work.inputs))]
+        remaining_s = countdown(timeout_s)
 
         async def embed(body: Body) -> tuple[Vectors, int]:
-            response = await self._post(path, body | {"model": profile.model}, timeout_s, 1)
+            response = await self._post(path, body | {"model": profile.model}, remaining_s(), 1)
             if response.status != 200:
                 raise explain_refusal(failure(response), work.chat or Chat())
             if is_dense:
@@ -425,11 +426,11 @@ class VllmBackend(HttpBackend):
         """Score each pair by a request of its own, some at a time: releases differ in lists with pictures."""
         if not profile.scored_images:
             raise refused_pairs()
-        options = _score_options(work, profile)
+        options, remaining_s = _score_options(work, profile), countdown(timeout_s)
 
         async def score(pair: PartsPair) -> tuple[Vectors, int]:
             body = pair_body(pair) | options | {"model": profile.model}
-            response = await self._post(SCORE, body, timeout_s, 1)
+            response = await self._post(SCORE, body, remaining_s(), 1)
             if response.status != 200:
                 raise failure(response)
             scores, tokens = decode_scores(response, 1)

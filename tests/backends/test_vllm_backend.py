@@ -1,5 +1,6 @@
 """Tests of the vLLM adapter: pure encode and decode functions, and the backend against several releases."""
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from backends.contract import (
     Embed,
+    EmbedParts,
     EmbedReply,
     Image,
     Operation,
@@ -25,6 +27,7 @@ from backends.contract import (
     Truncate,
 )
 from backends.contract.errors import (
+    AttemptTimedOut,
     BackendError,
     CredentialRefused,
     InvalidWork,
@@ -478,3 +481,31 @@ async def test_a_pair_with_an_image_that_is_too_long_is_the_callers_error() -> N
 
     with pytest.raises(InvalidWork):
         await backend.run(ScoreParts(((("q",), (PICTURE, LONG)),)), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("server", "work"),
+    [
+        (
+            FakeVllm(task="classify", images=True, max_tokens=64),
+            ScoreParts(tuple([((f"q{index}",), (PICTURE,)) for index in range(9)])),
+        ),
+        (
+            FakeVllm(images=True, max_tokens=64),
+            EmbedParts(tuple([(f"a{index}", PICTURE) for index in range(9)])),
+        ),
+    ],
+    ids=["scores", "vectors"],
+)
+async def test_requests_of_one_piece_of_work_share_its_timeout(
+    server: FakeVllm, work: ScoreParts | EmbedParts
+) -> None:
+    backend = await joined(server)
+
+    async def answer_late(_: str, __: Any) -> None:
+        await asyncio.sleep(0.7)
+
+    server.hook = answer_late
+    # Eight are in flight at a time, and the ninth begins after more than half of the time.
+    with pytest.raises(AttemptTimedOut):
+        await backend.run(work, 1.0)
