@@ -6,7 +6,7 @@ normalization has had three names, and most models refuse `dimensions`.
 """
 
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeAlias
 
 import msgspec
@@ -98,9 +98,9 @@ from backends.vllm.wire import (
     explain_refusal,
     failure,
     input_fields,
-    pair_body,
     parts_body,
     restore_status,
+    side_of,
     tokenize_body,
     tokens_of,
 )
@@ -427,10 +427,12 @@ class VllmBackend(HttpBackend):
         if not profile.scored_images:
             raise refused_pairs()
         options, remaining_s = _score_options(work, profile), countdown(timeout_s)
+        # The pairs of a query follow each other, and its pictures may be large.
+        query_side = lru_cache(maxsize=1)(side_of)
 
         async def score(pair: PartsPair) -> tuple[Vectors, int]:
-            body = pair_body(pair) | options | {"model": profile.model}
-            response = await self._post(SCORE, body, remaining_s(), 1)
+            sides = {"text_1": query_side(pair[0]), "text_2": side_of(pair[1])}
+            response = await self._post(SCORE, sides | options | {"model": profile.model}, remaining_s(), 1)
             if response.status != 200:
                 raise failure(response)
             scores, tokens = decode_scores(response, 1)
