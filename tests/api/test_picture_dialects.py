@@ -430,6 +430,36 @@ async def test_a_picture_as_a_text_is_refused_by_a_reranker_of_pictures(
     assert f"{named} is a picture or a recording in the place of a text" in reply.text
 
 
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        (picture_part(FIRST) | {"text": "a caption"}, "type 'image_url' with `text`"),
+        (picture_part(FIRST) | {"type": "text", "text": "a"}, "type 'text' with `image_url`"),
+        (picture_part(FIRST) | {"text": "", "audio_url": None}, None),
+    ],
+)
+async def test_a_part_has_the_content_of_its_type_only(
+    boot: Boots, part: dict[str, Any], named: str | None
+) -> None:
+    for server, path, body in (
+        (FakeVllm(images=True), "/v1/embeddings", message(part)),
+        (FakeVllm(task="classify", images=True), "/score", {"text_1": "q", "text_2": {"content": [part]}}),
+    ):
+        reply = await posted(boot({"one": server}, config_of("vllm", "")), path, body)
+        assert (200 if named is None else 400) == reply.status_code
+        assert named is None or named in reply.text
+
+
+async def test_a_part_of_voyages_has_the_content_of_its_type_only(boot: Boots) -> None:
+    part = {"type": "text", "text": "a caption", "image_base64": FIRST}
+    body = {"inputs": [{"content": [part]}]}
+    reply = await posted(
+        boot({"one": FakeVllm(images=True)}, config_of("vllm", "")), "/v1/multimodalembeddings", body
+    )
+
+    assert (400, True) == (reply.status_code, "type 'text' with `image_base64`" in reply.text)
+
+
 async def test_a_damaged_picture_of_a_pair_is_named(boot: Boots) -> None:
     server = FakeVllm(task="classify", images=True)
 
