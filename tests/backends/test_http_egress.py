@@ -231,6 +231,17 @@ def test_which_proxy_is_used(
     assert expected == proxy_of(address, configured)
 
 
+@pytest.mark.parametrize("proxy", ["ftp://p:1", "http://[::", "://", "http://", "http://p:port"])
+async def test_a_proxy_of_the_environment_that_is_no_address_is_named(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    client = open_egress(ReplicaSpec("https://api.test"))
+    with pytest.raises(ReplicaUnavailable, match=r"the environment's proxy .* HTTPS_PROXY"):
+        await client.get("/models", PATIENCE_S)
+    await client.aclose()
+
+
 @pytest.mark.parametrize(("kind_", "proxied"), [("openai", False), ("voyage", True)])
 async def test_the_environment_applies_to_vendors_only(
     kind_: Any, proxied: bool, monkeypatch: pytest.MonkeyPatch
