@@ -270,6 +270,16 @@ def _check_usage(
     return tokens, truncated_inputs(work, tokens, _length_of(work, profile)) if can_truncate else ()
 
 
+def _whole(work: EmbedParts | ScoreParts, tokens: int, index: int | None = None) -> int:
+    """Return the tokens of an input with images or sound, which vLLM does not cut.
+
+    The bound is the caller's, or the length that all upstreams of the model have. Raises: InvalidWork.
+    """
+    if work.max_tokens is not None and tokens > work.max_tokens:
+        raise input_too_long(work.max_tokens, f"{tokens} tokens", index)
+    return tokens
+
+
 ROUTES: Routes = {
     Embed: Route(_encode_embed, _decode_embed),
     Encode: Route(_encode_outputs, _decode_outputs),
@@ -404,17 +414,18 @@ class VllmBackend(HttpBackend):
         bodies = [parts_body(work, index, profile.raw_vectors) for index in range(len(work.inputs))]
         remaining_s = countdown(timeout_s)
 
-        async def embed(body: Body) -> tuple[Vectors, int]:
+        async def embed(place: tuple[int, Body]) -> tuple[Vectors, int]:
+            index, body = place
             response = await self._post(path, body | {"model": profile.model}, remaining_s(), 1)
             if response.status != 200:
                 raise explain_refusal(failure(response), work.chat or Chat())
             if is_dense:
-                vectors, tokens = decode_embeddings(response.body, 1)
-                return vectors, tokens or 1
-            (rows,), tokens = decode_token_vectors(response, 1, None)
-            return rows, tokens or len(rows)
+                rows, tokens = decode_embeddings(response.body, 1)
+            else:
+                (rows,), tokens = decode_token_vectors(response, 1, None)
+            return rows, _whole(work, tokens or len(rows), index)
 
-        found = await run_some(embed, bodies, PARTS_IN_FLIGHT)
+        found = await run_some(embed, list(enumerate(bodies)), PARTS_IN_FLIGHT)
         counted = sum(tokens for _, tokens in found)
         if not is_dense:
             return EncodeReply(counted, multivector=tuple(rows for rows, _ in found), truncated=None)
@@ -438,10 +449,7 @@ class VllmBackend(HttpBackend):
             scores, tokens = decode_scores(response, 1)
             if tokens is None:
                 raise ReplicaFailed("the upstream reported no usage")
-            # The length that all upstreams of the model have; vLLM cuts no pair with images.
-            if work.max_tokens is not None and tokens > work.max_tokens:
-                raise input_too_long(work.max_tokens, f"{tokens} tokens")
-            return scores, tokens
+            return scores, _whole(work, tokens)
 
         found = await run_some(score, work.pairs, PARTS_IN_FLIGHT)
         counted = sum(tokens for _, tokens in found)

@@ -132,8 +132,6 @@ def parts_body(work: EmbedParts, index: int, raw_switch: str | None) -> Body:
     """
     if not work.normalize and raw_switch is None:
         raise UnsupportedWork("this upstream always normalizes its vectors")
-    if work.max_tokens is not None:
-        raise UnsupportedWork("vLLM cuts no input with images or sound: leave out `truncate_prompt_tokens`")
     switch: Body = {raw_switch: False} if raw_switch else {}
     form: Body = BASE64 if work.output is Output.DENSE else {"task": "token_embed"}
     fields: Body = {} if work.chat is None else _template_fields(work.chat)

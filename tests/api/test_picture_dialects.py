@@ -365,6 +365,33 @@ models: {clip: {upstreams: [{name: long}, {name: short}]}}
     assert 400 == refused.status_code
 
 
+@pytest.mark.parametrize("body", [message(picture_part(FIRST)), {"input": [{"image": FIRST}]}])
+async def test_inputs_with_pictures_reach_each_upstream_of_a_model(boot: Boots, body: dict[str, Any]) -> None:
+    long, short = (FakeVllm(images=True, max_tokens=length) for length in (64, 16))
+    config = """
+upstreams:
+  long: {backend: vllm, replicas: ["http://long"]}
+  short: {backend: vllm, replicas: ["http://short"]}
+models: {clip: {upstreams: [{name: long}, {name: short}]}}
+"""
+    too_long = message({"type": "text", "text": "q " * 40}, picture_part(FIRST))
+    async with boot({"long": long, "short": short}, config) as gateway:
+        judge = gateway.application.gateway.serving.groups["clip"].judge
+        await until(lambda: {"serving"} == {each.standing for each in judge.judgements.values()})
+        for server in (long, short):
+            server.requests.clear()
+        for _ in range(4):
+            reply = await gateway.post("/v1/embeddings", body)
+            assert 200 == reply.status_code, reply.text
+        sent = [sum("messages" in body for _, body in server.requests) for server in (long, short)]
+        refused = await gateway.post("/v1/embeddings", too_long)
+
+    assert all(sent)
+    assert 4 == sum(sent)
+    assert 400 == refused.status_code
+    assert "length is 16 tokens" in refused.json()["error"]["message"]
+
+
 async def test_equal_pairs_are_scored_once_and_counted_each(boot: Boots) -> None:
     tenants = f'tenants: {{t: {{keys: ["{key_digest(KEY)}"], limits: {{images_per_minute: 7}}}}}}\n'
     server = FakeVllm(task="classify", images=True)

@@ -15,6 +15,7 @@ from backends.contract import (
     EmbedReply,
     Image,
     Operation,
+    Output,
     QueueDepth,
     Rerank,
     RerankReply,
@@ -474,6 +475,27 @@ async def test_options_of_pairs_with_images_are_applied_or_refused() -> None:
     plain = await joined(FakeVllm(task="classify", images=True))
     with pytest.raises(UnsupportedWork, match="instruction"):
         await plain.run(work, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("server", "output"),
+    [
+        (FakeVllm(images=True), Output.DENSE),
+        (FakeVllm(task="token_embed", images=True), Output.MULTIVECTOR),
+    ],
+    ids=["dense", "multivector"],
+)
+async def test_an_input_with_an_image_is_whole_or_refused_with_its_index(
+    server: FakeVllm, output: Output
+) -> None:
+    backend = await joined(server)
+    work = EmbedParts((("a",), ("q", probe_image())), output)
+    # "user:", "q" and the address, with two special tokens.
+    await backend.run(work.with_lengths(Truncate.RIGHT, 5), 5.0)
+    with pytest.raises(InvalidWork, match="length is 4 tokens; this input has 5 tokens") as refused:
+        await backend.run(work.with_lengths(Truncate.RIGHT, 4), 5.0)
+
+    assert 1 == refused.value.input_index
 
 
 async def test_a_pair_with_an_image_that_is_too_long_is_the_callers_error() -> None:
