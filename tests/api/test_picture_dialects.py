@@ -284,6 +284,8 @@ PICTURED: list[tuple[str, dict[str, Any], str, list[str]]] = [
     ("/rerank", {"query": "q", "documents": content(FIRST)}, "q", [FIRST]),
     ("/score", {"text_1": "q", "text_2": [content(FIRST), "a"]}, "q", [FIRST, "a"]),
     ("/v1/score", {"queries": content(FIRST), "items": ["a", content(FIRST)]}, FIRST, ["a", FIRST]),
+    ("/score", {"text_1": "q", "text_2": [content(FIRST), content("a", "b")]}, "q", [FIRST, "a\nb"]),
+    ("/v1/rerank", {"query": "q", "documents": [content(FIRST), content("a", "b")]}, "q", [FIRST, "a\nb"]),
     (
         "/v1/score/clip",
         {

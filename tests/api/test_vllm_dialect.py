@@ -81,6 +81,7 @@ async def test_scores_pairs_under_every_field_name(boot: Boots, path: str, first
         (["q"], ["a", "b"], [("q", "a"), ("q", "b")]),
         (["q", "r"], ["a", "b"], [("q", "a"), ("r", "b")]),
         ({"content": [{"type": "text", "text": "q"}]}, ["a"], [("q", "a")]),
+        ("q", {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, [("q", "a\nb")]),
     ],
 )
 async def test_scores_one_to_many_and_many_to_many(
@@ -255,6 +256,28 @@ async def test_rerank_accepts_a_single_document_and_contents(boot: Boots, path: 
 
     assert "r" == reply["id"]
     assert logit_of("q", "red") == pytest.approx(reply["results"][0]["relevance_score"], rel=1e-5)
+
+
+TWO_TEXTS = {"content": [{"type": "text", "text": "red"}, {"type": "text", "text": "blue"}]}
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+async def test_rerank_reads_texts_of_a_document_as_lines_and_refuses_another_text(
+    boot: Boots, path: str
+) -> None:
+    body = {"query": "q", "documents": [TWO_TEXTS], "use_activation": False}
+    twofold = {"documents": [TWO_TEXTS | {"text": "red"}]}
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post(path, body)
+        refused = [
+            await gateway.post(path, body | each)
+            for each in (twofold, {"query": twofold["documents"][0]}, {"documents": [{"content": []}]})
+        ]
+
+    (found,) = reply.json()["results"]
+    assert logit_of("q", "red\nblue") == pytest.approx(found["relevance_score"], rel=1e-5)
+    assert [400, 400, 400] == [each.status_code for each in refused]
+    assert ["`text`" in each.text for each in refused] == [True, True, False]
 
 
 async def test_server_reports_version_load_and_the_length_of_models(boot: Boots) -> None:

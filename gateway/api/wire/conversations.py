@@ -80,12 +80,17 @@ def is_media(parts: list[ContentPart]) -> bool:
 
 
 def text_of_parts(parts: list[ContentPart], field: str) -> str:
-    """Return the text of a content that has one part. Raises: InvalidInput."""
-    if len(parts) != 1 or parts[0].type != "text" or parts[0].text is None:
+    """Return the texts of a content as lines of one text. Raises: InvalidInput.
+
+    Chat templates of models that read texts join the parts of a message so.
+    """
+    texts = [part.text for part in parts if part.type == "text" and part.text is not None]
+    if not parts or len(texts) < len(parts):
         raise InvalidInput(
-            f"`{field}` has content other than a single text; only text is accepted", param=field
+            f"`{field}` has content without parts, or with other parts than texts; only text is accepted",
+            param=field,
         )
-    return parts[0].text
+    return "\n".join(texts)
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

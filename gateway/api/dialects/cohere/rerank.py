@@ -226,11 +226,16 @@ def parts_of_side(item: str | Document, field: str) -> list[SourcePart]:
         return [item]
     plain = [part for part in (item.text, item.image) if part is not UNSET]
     if bool(plain) is (item.content is not UNSET):
-        raise InvalidInput(f"an object in `{field}` has `text`, `image` or both, or `content`", param=field)
+        raise _two_forms(field)
     if not isinstance(item.content, UnsetType):
         return one_text([part_of(part, field) for part in item.content])
     text: list[SourcePart] = [] if isinstance(item.text, UnsetType) else [item.text]
     return text if isinstance(item.image, UnsetType) else [*text, PictureSource(item.image)]
+
+
+def _two_forms(field: str) -> InvalidInput:
+    """Return the refusal of a query or a document with the fields of two forms, or of none."""
+    return InvalidInput(f"an object in `{field}` has `text`, `image` or both, or `content`", param=field)
 
 
 def _shown_document(item: str | Document) -> dict[str, Any]:
@@ -285,7 +290,9 @@ def _text_of(document: str | Document, place: str) -> str:
     if isinstance(document, str):
         return document
     field = place.partition("`")[0]
-    if not isinstance(document.content, UnsetType) and isinstance(document.text, UnsetType):
+    if not isinstance(document.content, UnsetType):
+        if not isinstance(document.text, UnsetType):
+            raise _two_forms(field)
         return text_of_parts(document.content, field)
     if isinstance(document.text, UnsetType):
         closed = place if "`" in place else f"{place}`"

@@ -32,7 +32,7 @@ from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.conversations import Content, is_media, text_of_parts
 from gateway.api.wire.inputs import InputField, Inputs, read_inputs
-from gateway.api.wire.media import part_of, score_parts
+from gateway.api.wire.media import one_text, part_of, score_parts
 from gateway.api.wire.tokens import decode_ids
 from gateway.api.wire.vllm import TextTokens, VllmOptions, VllmReply, reply_with
 from gateway.calls import Call
@@ -131,7 +131,8 @@ def _texts(side: NamedSide) -> tuple[str, ...]:
 def _parts(side: NamedSide) -> tuple[str, list[list[SourcePart]]]:
     field, items = side
     return field, [
-        [item] if isinstance(item, str) else [part_of(part, field) for part in item.content] for item in items
+        [item] if isinstance(item, str) else one_text([part_of(part, field) for part in item.content])
+        for item in items
     ]
 
 
