@@ -107,6 +107,7 @@ def replace_private(path: Path, content: bytes) -> None:
 def make_private(path: Path) -> None:
     """Create a file, or take the rights of other users to it away, without opening one that exists.
 
+    The target of a link, which may lie outside of the folder, keeps its rights.
     Closing a database that another connection of this process has open would end the locks of that one.
     Raises: OSError.
     """
@@ -114,7 +115,8 @@ def make_private(path: Path) -> None:
         create_private(path, b"")
     except FileExistsError:
         with suppress(PermissionError):
-            if path.stat().st_mode & OTHERS:
+            mode = path.lstat().st_mode
+            if mode & OTHERS and not stat.S_ISLNK(mode):
                 path.chmod(0o600)
 
 

@@ -11,7 +11,7 @@ from gateway.batches.sqlite_store import SqliteJobStore
 from gateway.cli.first_key import KeySources, first_key
 from gateway.config.load import parse_config
 from gateway.config.schema import TenantConfig
-from gateway.config.state_folder import JOBS_FILE, folder_warning, make_private_folder
+from gateway.config.state_folder import JOBS_FILE, folder_warning, make_private, make_private_folder
 from gateway.declared.checkpoints import Records
 from gateway.declared.host import CheckpointRecord
 from gateway.declared.instances import InstanceFile
@@ -222,3 +222,15 @@ def test_the_folders_above_a_private_one_are_private_too(tmp_path: Path) -> None
 
     modes = [folder.stat().st_mode & 0o777 for folder in (tmp_path / "above", tmp_path / "above" / "state")]
     assert [0o700, 0o700] == modes
+
+
+def test_a_file_becomes_private_and_the_target_of_a_link_stays_as_it_is(tmp_path: Path) -> None:
+    file, target, link = tmp_path / "file", tmp_path / "target", tmp_path / "link"
+    for path in (file, target):
+        path.touch(mode=0o644)
+        path.chmod(0o644)
+    link.symlink_to(target)
+    for path in (file, link):
+        make_private(path)
+
+    assert [0o600, 0o644] == [path.stat().st_mode & 0o777 for path in (file, target)]
