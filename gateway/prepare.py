@@ -379,9 +379,11 @@ def _check_no_media_texts(work: Work, capabilities: Capabilities | None) -> None
     if capabilities is None or not capabilities.operations & MEDIA_OPERATIONS:
         return
     named: Sequence[tuple[str, Sequence[str]]] = ()
+    way_out = 'send an object such as {"image": "data:…"}'
     if isinstance(work, Rerank):
         named = (("the query", (work.query,)), ("document {}", work.documents))
     elif isinstance(work, Score):
+        way_out = 'at /score send {"content": [{"type": "image_url", "image_url": {"url": "data:…"}}]}'
         named = (
             ("text 1 of pair {}", [first for first, _ in work.pairs]),
             ("text 2 of pair {}", [second for _, second in work.pairs]),
@@ -393,7 +395,7 @@ def _check_no_media_texts(work: Work, capabilities: Capabilities | None) -> None
             if text.startswith(MEDIA_TEXTS):
                 raise InvalidInput(
                     f"{name.format(index)} is a picture or a recording in the place of a text: its letters "
-                    'would be read; send an object such as {"image": "data:…"}'
+                    f"would be read; {way_out}"
                 )
 
 

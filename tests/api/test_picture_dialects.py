@@ -457,6 +457,8 @@ async def test_a_picture_as_a_text_is_refused_by_a_reranker_of_pictures(
 
     assert 400 == reply.status_code
     assert f"{named} is a picture or a recording in the place of a text" in reply.text
+    # The object that the path takes.
+    assert ('{\\"content\\": ' if path == "/score" else '{\\"image\\": ') in reply.text
 
 
 @pytest.mark.parametrize(
