@@ -12,7 +12,7 @@ import msgspec
 from rich.markup import escape
 
 from gateway.cli.first_key import NO_OPERATOR_KEY, needs_operator_key
-from gateway.cli.operator_options import add_config_option, add_json_option
+from gateway.cli.operator_options import add_config_option, add_json_option, seconds
 from gateway.cli.output import CleanConsole, print_json, show_line, show_problems
 from gateway.config.host_users import people
 from gateway.config.load import load_config, with_lines
@@ -45,7 +45,11 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
         help="also ask the store, replicas, issuers and tokenizers whether they are as the file says",
     )
     parser.add_argument(
-        "--timeout", type=float, default=LIVE_TIMEOUT_S, metavar="S", help="of each with --live (default: 10)"
+        "--timeout",
+        type=seconds,
+        default=LIVE_TIMEOUT_S,
+        metavar="S",
+        help="of each with --live (default: 10)",
     )
 
 

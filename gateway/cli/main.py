@@ -1,11 +1,12 @@
 """Command line: one table of commands, each in a module that is imported only when it runs."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TextIO
 
 from gateway import __version__
 from gateway.cli.printable import escape_unprintable
@@ -59,6 +60,8 @@ COMMANDS = {
 }
 # Modules with other names than their commands.
 MODULES = {"schema": "init", "import": "litellm_config"}
+# Faults of an output: a full device, a quota, a bound on files, a fault of the device, a closed descriptor.
+UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 def _function(name: str, command: str) -> Callable[..., Any]:
@@ -70,18 +73,27 @@ def _function(name: str, command: str) -> Callable[..., Any]:
 
 def main() -> None:
     """Run the `gateway` command; entry point."""
+    if sys.stdout is None:
+        # It was closed before the start, and the next file or socket would take its descriptor.
+        sys.exit("standard output is closed: send it to a file, or to /dev/null")
     escape_unprintable()
     environment = dict(os.environ)
     os.environ.update(home_for_libraries(environment))
     try:
         try:
-            code = _run(environment)
+            code: int | str = _run(environment)
         finally:
             # Flushed here, where an error can be caught, rather than when the interpreter exits.
             sys.stdout.flush()
     except BrokenPipeError:
-        _discard_output()
+        # The reader has gone, as `head` does.
+        _discard(sys.stdout, sys.stderr)
         code = 1
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        _discard(sys.stdout)
+        code = f"the output cannot be written: {error.strerror}"
     sys.exit(code)
 
 
@@ -135,8 +147,8 @@ def _parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return options
 
 
-def _discard_output() -> None:
-    """Redirect further output to nowhere, because the reader has closed the pipe, as `head` does."""
+def _discard(*streams: TextIO) -> None:
+    """Redirect further output to nowhere; the interpreter writes what it has left when it exits."""
     devnull = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in streams:
         os.dup2(devnull, stream.fileno())

@@ -24,7 +24,7 @@ from backends.torch.kind import ENGINE
 from gateway.audit.records import AuditRecord, command_actor, new_record
 from gateway.audit.trail import AuditTrail
 from gateway.cli.context import MEMORY, TIMEOUT_S
-from gateway.cli.operator_options import add_json_option
+from gateway.cli.operator_options import add_json_option, seconds
 from gateway.cli.output import NONE, print_json, print_result, show_line, show_problems, show_table
 from gateway.config.load import load_config
 from gateway.config.local_files import resolve_model
@@ -80,7 +80,7 @@ def add_models_options(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument("--trust-remote-code", action="store_true", help="code of the checkpoint may run")
     inspect.add_argument("--code-revision", metavar="COMMIT", help="commit of code in another repository")
     inspect.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="timeout of the inspection (default: 300)"
+        "--timeout", type=seconds, default=300.0, metavar="S", help="timeout of the inspection (default: 300)"
     )
     add_json_option(inspect)
     _add_registry_actions(actions)
@@ -219,7 +219,7 @@ def _add_registry_actions(actions: "argparse._SubParsersAction[argparse.Argument
     verify.add_argument("model", help="hub id")
     for parser in (pull, verify):
         parser.add_argument(
-            "--timeout", type=float, default=600.0, metavar="S", help="of the load (default: 600)"
+            "--timeout", type=seconds, default=600.0, metavar="S", help="of the load (default: 600)"
         )
     text = "remove a model from the cache; refused while an upstream of the configuration uses it"
     remove = _with_config(actions.add_parser("rm", help=text, description=text))

@@ -7,6 +7,7 @@ first key is sent to the address in the configuration only.
 """
 
 import argparse
+import math
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 
 DEFAULT_CONFIG = Path("router.yaml")
 # Where `gateway serve MODEL` listens, which has no file.
 DEFAULT_URL = "http://127.0.0.1:8080"
+SECONDS_MAX = 86_400
 URL_VARIABLE, KEY_VARIABLE = "GATEWAY_URL", "GATEWAY_API_KEY"
 
 
@@ -43,6 +45,18 @@ class FoundGateway(NamedTuple):
     def client(self, ca: Path | None, timeout_s: float = TIMEOUT_S) -> GatewayClient:
         """Return a client of it. Raises: RequestRefused."""
         return GatewayClient(self.url, self.key, ca, timeout_s, is_optional=self.is_first, hint=self.hint)
+
+
+def seconds(text: str) -> float:
+    """Return a time of the command line in seconds. Raises: ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    # False for nan too.
+    if not 0 < value <= SECONDS_MAX:
+        raise argparse.ArgumentTypeError(f"more than 0 and at most {SECONDS_MAX} seconds, not {text!r}")
+    return value
 
 
 # A parser, or a titled group of its options.

@@ -18,7 +18,7 @@ from backends.contract.errors import BackendError
 from backends.kinds import open_replica
 from backends.reference_texts import REFERENCE_TEXTS
 from gateway.cli.context import TIMEOUT_S
-from gateway.cli.operator_options import add_config_option
+from gateway.cli.operator_options import add_config_option, seconds
 from gateway.cli.output import PIPE_WIDTH, CleanConsole, print_json, show_line, show_problems
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
@@ -125,7 +125,7 @@ def add_verify_options(parser: argparse.ArgumentParser) -> None:
         "--accept", action="store_true", help="replace the stored fingerprints of these upstreams"
     )
     parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="timeout for one upstream (default: 300)"
+        "--timeout", type=seconds, default=300.0, metavar="S", help="timeout for one upstream (default: 300)"
     )
     parser.add_argument("--json", action="store_true", help="for scripts")
 

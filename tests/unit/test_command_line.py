@@ -52,6 +52,55 @@ def test_a_wrong_command_line_ends_with_a_hint(
     assert shown in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "soon"])
+@pytest.mark.parametrize(
+    "words", [["models", "inspect", "m"], ["models", "verify", "m"], ["verify"], ["check", "--live"]]
+)
+def test_a_timeout_that_is_no_time_is_a_wrong_command_line(
+    words: list[str], value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gateway", *words, f"--timeout={value}"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    assert ended.value.code == 2
+    shown = f"argument --timeout: more than 0 and at most 86400 seconds, not {value!r}"
+    assert shown in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "unbuffered", "output"),
+    [
+        ("schema", "", ">/dev/full"),
+        ("schema", "1", ">/dev/full"),
+        ("check -c $FILE", "", ">/dev/full"),
+        ("check --json -c $FILE", "", ">/dev/full"),
+        ("models list", "", ">/dev/full"),
+        ("--version", "", ">/dev/full"),
+        ("--version", "", ">&-"),
+        ("schema", "", ">&-"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_one_line(
+    tmp_path: Path, words: str, unbuffered: str, output: str
+) -> None:
+    file = tmp_path / "router.yaml"
+    upstreams = '{one: {backend: tei, replicas: ["http://tei"]}}'
+    file.write_text(f"upstreams: {upstreams}\nmodels: {{m: {{upstream: one}}}}\n")
+    variables = {"PYTHON": sys.executable, "FILE": str(file), "PYTHONUNBUFFERED": unbuffered}
+    ended = subprocess.run(
+        ["sh", "-c", f"$PYTHON -m gateway {words} {output}"],
+        env=os.environ | variables | {"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+    assert 1 == ended.returncode
+    assert 1 == ended.stderr.count("\n"), ended.stderr
+    assert ("is closed" if output == ">&-" else "No space left on device") in ended.stderr
+
+
 def test_help_imports_neither_libraries_nor_the_server() -> None:
     script = "import sys, gateway.cli.main as line; line.parser_of().format_help(); print(*sys.modules)"
     modules = set(
