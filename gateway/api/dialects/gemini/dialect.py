@@ -23,7 +23,7 @@ from gateway.api.server.dialect import Dialect, KeyHeader
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import ErrorFormat, document_errors
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.server.paths import model_name, route_options
+from gateway.api.server.paths import NAME, model_name, route_options
 from gateway.api.server.request import LEAST_WITHOUT_TOKENS, Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
@@ -269,13 +269,22 @@ def decode_count(data: CountTokensRequest, name: str, api: InferenceApi) -> Call
     return Call(tokenize_checked(Tokenize(texts), "contents"), name)
 
 
+def _paths(method: str) -> tuple[str, ...]:
+    """Return the paths of a method.
+
+    The last is for names with a slash: Google's first client for JavaScript, which LangChain's class has
+    within it, takes them for whole resource names and leaves `models/` out.
+    """
+    bases = ("/v1/models", "/v1beta/models", "/v1beta")
+    return tuple(f"{base}/{NAME}/:{method}" for base in bases)
+
+
 def _usage(tokens: int) -> dict[str, int]:
     return {"promptTokenCount": tokens, "totalTokenCount": tokens}
 
 
 @endpoint(
-    "/v1/models/{name:str}/:batchEmbedContents",
-    "/v1beta/models/{name:str}/:batchEmbedContents",
+    *_paths("batchEmbedContents"),
     reply=BatchEmbedContentsResponse,
     description="One vector for each request",
 )
@@ -291,8 +300,7 @@ async def batch_embed_contents(request: Request[BatchEmbedContentsRequest]) -> H
 
 
 @endpoint(
-    "/v1/models/{name:str}/:embedContent",
-    "/v1beta/models/{name:str}/:embedContent",
+    *_paths("embedContent"),
     reply=EmbedContentResponse,
     description="One vector",
 )
@@ -305,8 +313,7 @@ async def embed_content(request: Request[EmbedContentRequest]) -> HttpReply:
 
 
 @endpoint(
-    "/v1/models/{name:str}/:countTokens",
-    "/v1beta/models/{name:str}/:countTokens",
+    *_paths("countTokens"),
     reply=CountTokensResponse,
     description="The number of tokens",
     least=LEAST_WITHOUT_TOKENS,
