@@ -165,7 +165,11 @@ class RerankMeta(msgspec.Struct, omit_defaults=True):
 
 
 class RerankResponse(msgspec.Struct):
-    """Results, best first. Equal scores are in the request's order. data: the same for Voyage's clients."""
+    """Results, best first. Equal scores are in the request's order.
+
+    data: the same for Voyage's clients. object: "rerank" at /rerank, where Infinity's server ranks, and whose
+    client accepts no other; "list", as Jina's, at the other paths.
+    """
 
     id: str
     model: str
@@ -347,10 +351,10 @@ def _shows_documents(data: RerankOptions, version: str) -> bool:
     return version == "1" and not is_voyages(data)
 
 
-async def _serve(request: Request[Any], documents: Documents, version: str) -> HttpReply:
+async def _serve(request: Request[Any], documents: Documents, version: str, kind: str = "list") -> HttpReply:
     """Serve a body and reply with the fields that Cohere's, Jina's and Voyage's clients read.
 
-    version: of Cohere's API.
+    version: of Cohere's API. kind: the reply's `object`.
     """
     data: RerankOptions = request.body
     call, count = await decode_documents(request, documents), count_of(data)
@@ -363,7 +367,7 @@ async def _serve(request: Request[Any], documents: Documents, version: str) -> H
         shown = [{"text": document["text"]} if "text" in document else {} for document in shown]
     body = {
         "id": data.request_id or request.context.request_id,
-        "object": "list",
+        "object": kind,
         "model": served.route.model,
         "results": with_documents(results, shown) if _shows_documents(data, version) else results,
         "data": with_documents(results, texts) if is_on(data.return_documents) else results,
@@ -427,7 +431,7 @@ async def rerank(request: Request[EitherRerankRequest]) -> HttpReply:
                 "`raw_scores` belongs to `texts`: with `documents` send `use_activation: false`",
                 param="raw_scores",
             )
-        return await _serve(request, data.documents, "1")
+        return await _serve(request, data.documents, "1", "rerank")
     assert not isinstance(data.texts, UnsetType)
     if not isinstance(data.query, str):
         raise InvalidInput("`query` is a text where `texts` are sent", param="query")
