@@ -210,7 +210,7 @@ def test_nvidias_reranker_returns_logits(gateway: Gateway, expected: Expected) -
 
 
 def vendors_embedding(vendor: str, gateway: Gateway) -> BaseEmbedding:
-    """Return the class for a vendor, by the lines of docs/connect-classes.md; with prompts if it has roles."""
+    """Return the class for a vendor, by the lines of docs/connect-classes.md, with prompts for roles."""
     if vendor == "google":
         return GoogleGenAIEmbedding(gateway.prompted, gateway.key, http_options={"base_url": gateway.url})
     if vendor == "nvidia":
