@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -44,6 +45,7 @@ from gateway.lane.slices import Slice, join
 
 many = settings(max_examples=100, deadline=None)
 UNUSED: Any = None
+CONTEXT: Any = SimpleNamespace(tenant=None)
 API = InferenceApi(UNUSED, UNUSED, UNUSED, UNUSED, Limits())
 
 TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=8)
@@ -63,7 +65,7 @@ def decoded(body: dict[str, Any], kind: Any) -> Any:
 
 def asked(body: Any, name: str | None = "m", api: InferenceApi = API) -> Request[Any]:
     """Return a request whose path names a model."""
-    return Request(body, UNUSED, api, name)
+    return Request(body, CONTEXT, api, name)
 
 
 def result_of(call: Coroutine[Any, Any, Call]) -> Call:
@@ -105,7 +107,7 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
         )
         assert call == result_of(infinity.decode_embeddings(asked(body, None, API_WITHOUT_CAPABILITIES)))
         body = decoded({"input": texts, "model": "m", "dimensions": dimensions}, ollama.OllamaEmbedRequest)
-        assert call == ollama.decode_embed(body, API_WITHOUT_CAPABILITIES)
+        assert call == ollama.decode_embed(asked(body, None, API_WITHOUT_CAPABILITIES))
     tasks = {"query": "RETRIEVAL_QUERY", "document": "RETRIEVAL_DOCUMENT", None: None}
     options = {"outputDimensionality": dimensions, "taskType": tasks[role]}
     requests = [{"content": {"parts": [{"text": text}]}} | options for text in texts]
@@ -182,7 +184,7 @@ def test_a_classification_is_the_same_call_in_every_dialect(texts: list[str]) ->
     of_pooling = decoded({"input": texts, "task": "classify"}, vllm_pooling.PoolingRequest)
     of_infinity = decoded({"input": texts, "model": "m"}, infinity.InfinityClassifyRequest)
 
-    assert call == result_of(tei.decode_predict(batch, "m", UNUSED, API_WITHOUT_CAPABILITIES))
+    assert call == result_of(tei.decode_predict(batch, "m", CONTEXT, API_WITHOUT_CAPABILITIES))
     assert call == result_of(vllm.decode_classify(asked(of_vllm, None, API_WITHOUT_CAPABILITIES)))
     assert call == result_of(vllm_pooling.decode_pooling(asked(of_pooling, "m", API_WITHOUT_CAPABILITIES)))
     assert call == infinity.decode_classify(of_infinity, API)

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgspec
 
 from backends.contract import (
+    Capabilities,
     Classify,
     ClassifyReply,
     Embed,
@@ -276,22 +277,24 @@ class TeiPrediction(msgspec.Struct):
 
 
 async def decode_predict(
-    data: PredictRequest, name: str | None, _: RequestContext, api: InferenceApi
+    data: PredictRequest, name: str | None, context: RequestContext, api: InferenceApi
 ) -> Call:
     """Decode a body of /predict. name: the model in the path.
 
     Pairs for a reranker are scored, because it has no labels.
-    Raises: EmptyInput, InvalidInput, OperationUnsupported.
+    Raises: EmptyInput, InvalidInput, and the errors of `InferenceApi.capabilities_of`.
     """
     if is_batch(data.inputs):
         api.check_count(len(data.inputs), "inputs")
     items = _items(data.inputs)
     model = name or data.model
     pairs = tuple(item for item in items if not isinstance(item, str))
-    if len(pairs) == len(items) and _only_scores(model, api):
-        work: Score | Classify = Score(pairs, raw_scores=data.raw_scores)
-    else:
-        work = Classify(tuple(items), raw_scores=data.raw_scores)
+    work: Score | Classify = Classify(tuple(items), raw_scores=data.raw_scores)
+    if len(pairs) == len(items):
+        # Scores have a default model of their own.
+        model = api.named(model, Operation.CLASSIFY, context.tenant)
+        if _only_scores(api.capabilities_of(model, Operation.CLASSIFY, context.tenant)):
+            work = Score(pairs, raw_scores=data.raw_scores)
     return Call(work, model, data.truncate, side_of(data))
 
 
@@ -320,11 +323,8 @@ def _text_or_pair(texts: list[str]) -> TextOrPair:
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
-def _only_scores(model: str | None, api: InferenceApi) -> bool:
-    """Return whether the named model scores pairs itself and has no labels."""
-    if model is None:
-        return False
-    capabilities = api.capabilities_of(model, Operation.CLASSIFY)
+def _only_scores(capabilities: Capabilities | None) -> bool:
+    """Return whether a model scores pairs itself and has no labels."""
     operations = capabilities.operations if capabilities else frozenset()
     return Operation.RERANK in operations and Operation.CLASSIFY not in operations
 

@@ -328,7 +328,7 @@ def _models(api: InferenceApi, context: RequestContext) -> list[GeminiModel]:
 
 
 def _model(api: InferenceApi, name: str) -> GeminiModel:
-    capabilities = api.capabilities_of(name, Operation.EMBED)
+    capabilities = api.capabilities_of(name, Operation.EMBED, None)
     longest = capabilities.max_input_tokens if capabilities else None
     return GeminiModel(RESOURCE + name, name, METHODS, longest)
 

@@ -43,7 +43,7 @@ from gateway.api.wire.inputs import check_token_vectors
 from gateway.api.wire.media import VectorOptions, embed_parts
 from gateway.api.wire.replies import best_first, label_items, with_dimensions
 from gateway.calls import Call
-from gateway.errors import EmptyInput, GatewayError, InvalidInput, ModelNotFound
+from gateway.errors import EmptyInput, GatewayError, InvalidInput
 from gateway.media.sources import PictureSource, SoundSource
 from gateway.serve import Served
 
@@ -54,6 +54,7 @@ QUEUE_SIZE = 32_000
 CREATED = 1_700_000_000
 
 SOURCES: dict[str, type[PictureSource | SoundSource]] = {"image": PictureSource, "audio": SoundSource}
+OPERATION_OF = {"image": Operation.EMBED_IMAGE, "audio": Operation.EMBED_AUDIO}
 # Unlike in the other dialects, 0 is allowed and means all dimensions.
 DimensionsOrAll = Annotated[int, msgspec.Meta(ge=0, le=65536)]
 
@@ -254,8 +255,8 @@ async def decode_embeddings(request: Request[InfinityEmbeddingsRequest]) -> Call
     """
     data, api = request.body, request.api
     model = model_of(data.model)
-    capabilities = _capabilities_of(model, api)
     if data.modality != "text":
+        capabilities = _capabilities_of(model, OPERATION_OF[data.modality], request)
         source = SOURCES[data.modality]
         sources = [[source(text)] for text in api.texts(data.input, "input")]
         # Multi-vectors are cut once they have come.
@@ -264,6 +265,9 @@ async def decode_embeddings(request: Request[InfinityEmbeddingsRequest]) -> Call
         fetch = partial(api.fetch_media, request.context, model)
         return Call(await embed_parts(sources, "input", options, fetch), model)
     texts = api.whole_texts(data.input, "input")
+    # The model decides the operation.
+    model = model or api.gateway.routes.root_model(request.context.tenant)
+    capabilities = _capabilities_of(model, Operation.EMBED, request)
     if not is_late(capabilities):
         return Call(Embed(texts, dimensions=width_of(data)), model)
     check_token_vectors(texts, "input", capabilities)
@@ -278,11 +282,11 @@ def width_of(data: InfinityEmbeddingsRequest) -> int | None:
     return next(iter(widths), None)
 
 
-def _capabilities_of(model: str | None, api: InferenceApi) -> Capabilities | None:
-    """Return the capabilities of a named model, None for the default or if the name is not served."""
+def _capabilities_of(model: str | None, operation: Operation, request: Request[Any]) -> Capabilities | None:
+    """Return the capabilities of a model or of the default, None if there is none of that name."""
     # The call itself reports an unknown name, with a suggestion from the caller's models.
-    with suppress(ModelNotFound):
-        return None if model is None else api.capabilities_of(model, Operation.ENCODE)
+    with suppress(GatewayError):
+        return request.api.capabilities_of(model, operation, request.context.tenant)
     return None
 
 

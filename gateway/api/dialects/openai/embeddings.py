@@ -220,14 +220,16 @@ async def _decode_options(request: Request[OpenAIEmbeddingsRequest]) -> Call:
     field = InputField("input", model, operation)
     inputs_of_body = data.input if data.messages is None else data.input or None
     texts = await read_inputs(inputs_of(inputs_of_body, api), data.messages, field, request.context, api)
+    tenant = request.context.tenant
     if data.return_multivector:
-        check_token_vectors(texts, "input", api.capabilities_of(model, operation, request.context.tenant))
+        check_token_vectors(texts, "input", api.capabilities_of(model, operation, tenant))
     check_metadata(data.encoding_format, len(texts))
     truncate, side = data.cut_and_side()
     if data.messages is not None:
         _check_only_chat(data)
     if data.makes_chunks:
-        work: Embed | EmbedChunks | Encode = _chunks_of(data, texts, api.capabilities_of(model, operation))
+        capabilities = api.capabilities_of(model, operation, tenant)
+        work: Embed | EmbedChunks | Encode = _chunks_of(data, texts, capabilities)
     else:
         work = data.with_chat(_work_of(data, texts))
     return Call(

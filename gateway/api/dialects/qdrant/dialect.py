@@ -152,7 +152,7 @@ def groups_of(
             )
     groups = []
     for key, places in rows.items():
-        capabilities = api.capabilities_of(key.model, Operation.EMBED)
+        capabilities = api.capabilities_of(key.model, Operation.EMBED, None)
         output = key.options.output or default_output(capabilities)
         check_options(key, output)
         groups.append(Group(key, places, output, capabilities))

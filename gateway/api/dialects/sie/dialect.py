@@ -249,7 +249,9 @@ async def decode_encode(request: Request[SieEncodeRequest]) -> Call:
         return Call(work, name, role=_role(params.options), instruction=instruction)
     texts = api.whole_texts([text_of_item(item, "items", index) for index, item in enumerate(items)], "items")
     if Output.MULTIVECTOR in outputs:
-        check_token_vectors(texts, "items", api.capabilities_of(name, Operation.ENCODE))
+        check_token_vectors(
+            texts, "items", api.capabilities_of(name, Operation.ENCODE, request.context.tenant)
+        )
     normalize = params.options is None or params.options.normalize is not False
     if not normalize and outputs != {Output.DENSE}:
         raise InvalidInput("`normalize` false is for dense output alone", param="params.options")

@@ -185,12 +185,14 @@ def default_of(operations: frozenset[Operation], outputs: frozenset[Output]) -> 
     return EMBED
 
 
-def operation_of(data: DefaultRequest, model: str, api: InferenceApi) -> TeiOperation:
+def operation_of(
+    data: DefaultRequest, model: str, context: RequestContext, api: InferenceApi
+) -> TeiOperation:
     """Return the operation of a body: the model's default, or similarity.
 
     Raises: the errors of `InferenceApi.capabilities_of`.
     """
-    capabilities = api.capabilities_of(model, Operation.EMBED)
+    capabilities = api.capabilities_of(model, Operation.EMBED, context.tenant)
     if isinstance(data.inputs, SimilarityInputs):
         return SIMILARITY
     return default_of(capabilities.operations, capabilities.outputs) if capabilities else EMBED
@@ -204,7 +206,7 @@ def body_of(data: DefaultRequest, operation: TeiOperation) -> Any:
 async def _serve(request: Request[DefaultRequest]) -> HttpReply:
     data, api = request.body, request.api
     model = request.model or api.gateway.routes.root_model(request.context.tenant)
-    operation = operation_of(data, model, api)
+    operation = operation_of(data, model, request.context, api)
     return await answer(Request(body_of(data, operation), request.context, api), operation, model)
 
 
@@ -262,7 +264,7 @@ async def decode_instance(data: DefaultRequest, context: RequestContext, api: In
     Raises: EmptyInput, InvalidInput, and the errors of `operation_of`.
     """
     model = data.model or api.gateway.routes.root_model(context.tenant)
-    operation = operation_of(data, model, api)
+    operation = operation_of(data, model, context, api)
     if data.query is not UNSET and data.texts is not UNSET:
         operation = RERANK
     elif operation is RERANK:

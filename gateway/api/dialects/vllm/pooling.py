@@ -83,7 +83,7 @@ async def decode_pooling(request: Request[PoolingRequest]) -> Call:
     if data.dimensions is not None:
         raise InvalidInput("`dimensions` is not supported at this path", param="dimensions")
     model = request.model or api.gateway.routes.root_model(request.context.tenant)
-    capabilities = api.capabilities_of(model, Operation.EMBED)
+    capabilities = api.capabilities_of(model, Operation.EMBED, request.context.tenant)
     task = data.task or task_of(capabilities)
     operation = OPERATION_OF.get(task)
     if operation is None:

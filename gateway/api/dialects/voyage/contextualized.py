@@ -168,7 +168,7 @@ def decode_contextualized(request: Request[ContextualizedRequest]) -> Call:
     for index, chunks in enumerate(documents):
         if not chunks or "" in chunks:
             raise EmptyInput(f"`{field}` {index} has no chunk, or an empty one", param=field)
-    capabilities = api.capabilities_of(model, Operation.EMBED)
+    capabilities = api.capabilities_of(model, Operation.EMBED, request.context.tenant)
     if capabilities is not None and not capabilities.late_chunking:
         raise InvalidInput(
             "this model embeds no chunks in the context of their document: that needs mean pooling "

@@ -128,7 +128,7 @@ def _compare_pooling(asked: Pooling, request: Request[VectorsRequest]) -> None:
     Raises: InvalidInput, and the errors of `InferenceApi.capabilities_of`.
     """
     context, api = request.context, request.api
-    capabilities = api.capabilities_of(request.model, Operation.EMBED)
+    capabilities = api.capabilities_of(request.model, Operation.EMBED, context.tenant)
     if capabilities is not None and capabilities.pooling == POOLING_OF[asked]:
         return
     if api.refuses_unknown_fields:
