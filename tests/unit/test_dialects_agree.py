@@ -29,7 +29,7 @@ from gateway.api.dialects.gemini import dialect as gemini
 from gateway.api.dialects.infinity import dialect as infinity
 from gateway.api.dialects.ollama import dialect as ollama
 from gateway.api.dialects.openai import embeddings as openai
-from gateway.api.dialects.openai.embeddings import pieces_of
+from gateway.api.dialects.openai.embeddings import body_of
 from gateway.api.dialects.sie import dialect as sie
 from gateway.api.dialects.vllm import dialect as vllm
 from gateway.api.dialects.vllm import pooling as vllm_pooling
@@ -37,7 +37,6 @@ from gateway.api.server.encoding import Encoding, NumberFormat, json_bytes, msgp
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request import Request
 from gateway.api.wire import tei
-from gateway.api.wire.replies import rank_documents
 from gateway.api.wire.tei import rank_order
 from gateway.calls import Call
 from gateway.config.schema import Limits
@@ -222,7 +221,7 @@ def test_only_pages_have_a_grid_of_patches() -> None:
     rows = np.ones((5, 2), np.float32)
     grids = (None, PatchGrid(1, 2, 2))
     reply = EncodeReply(10, multivector=(rows, rows), grids=grids)
-    whole = b"".join(pieces_of(reply, "m", Encoding(("float",)), reply_id="x"))
+    whole = json_bytes(body_of(reply, "m", Encoding(("float",)), reply_id="x"))
     text, page = msgspec.json.decode(whole)["data"]
 
     assert "patch_grid" not in text
@@ -234,15 +233,18 @@ def test_only_pages_have_a_grid_of_patches() -> None:
 def test_vectors_decode_the_same_from_every_dialect(vectors: np.ndarray) -> None:
     reply = EmbedReply(vectors, 7)
     numbers, packed = [
-        msgspec.json.decode(b"".join(pieces_of(reply, "m", Encoding((kind,)), reply_id="x")))
+        msgspec.json.decode(json_bytes(body_of(reply, "m", Encoding((kind,)), reply_id="x")))
         for kind in ("float", "base64")
     ]
     kinds = msgspec.json.decode(json_bytes(cohere.encode_by_type(reply, ["float", "base64"])))
     ids = [None] * len(vectors)
     items = msgspec.json.decode(json_bytes(sie.encode_items(reply, ids, "float32")))
-    rows = vllm_pooling.pooled_rows(reply, raw=False)
-    pooled = msgspec.json.decode(json_bytes(vllm_pooling.pooling_items(rows, None)))
-    pooled64 = msgspec.json.decode(json_bytes(vllm_pooling.pooling_items(rows, NumberFormat())))
+    pooled, pooled64 = [
+        msgspec.json.decode(
+            json_bytes(vllm_pooling.pooling_items(vllm_pooling.pooled_rows(reply, raw=False), numbers))
+        )
+        for numbers in (None, NumberFormat())
+    ]
     arrays = msgspec.msgpack.decode(msgpack_bytes(sie.encode_items(reply, ids, "float32")))
 
     for read in (
@@ -262,8 +264,8 @@ def test_vectors_decode_the_same_from_every_dialect(vectors: np.ndarray) -> None
 @given(SCORES, st.none() | st.integers(0, 50))
 def test_scores_decode_the_same_best_first_with_ties_in_order(scores: np.ndarray, top_n: int | None) -> None:
     reply = RerankReply(scores, 7)
-    ranks = rank_documents(reply, top_n)
-    items = sie.score_items(reply, [None] * len(scores))
+    ranks = list(rerank.ranked(reply, top_n, None))
+    items = list(sie.score_items(reply, [None] * len(scores)))
 
     assert (min(top_n or len(scores), len(scores))) == len(ranks)
     assert [float(scores[item["index"]]) for item in ranks] == [
@@ -281,8 +283,8 @@ def test_saturated_scores_are_ordered_by_their_logits() -> None:
     logits = np.array([17.0, 40.0, 18.0, 90.0], np.float32)
     reply = RerankReply(np.ones(4, np.float32), 7, (), logits)
 
-    assert [3, 1] == [item["index"] for item in rank_documents(reply, 2)]
-    assert [3, 1, 2, 0] == [item["index"] for item in rank_documents(reply, None)]
+    assert [3, 1] == [item["index"] for item in rerank.ranked(reply, 2, None)]
+    assert [3, 1, 2, 0] == [item["index"] for item in rerank.ranked(reply, None, None)]
     assert [3, 1, 2, 0] == rank_order(reply)
     names = ["item-3", "item-1", "item-2", "item-0"]
     assert names == [item["item_id"] for item in sie.score_items(reply, [None] * 4)]

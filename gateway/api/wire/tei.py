@@ -5,9 +5,11 @@ A list of two texts is one pair; only a list of lists is a batch of them.
 Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/types.rs and server.rs.
 """
 
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
+import numpy as np
 
 from backends.contract import (
     Capabilities,
@@ -25,7 +27,7 @@ from backends.contract import (
     Truncate,
 )
 from gateway.api.server.body import ModelName
-from gateway.api.server.encoding import json_bytes
+from gateway.api.server.encoding import LazyList
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.inputs import (
@@ -219,28 +221,31 @@ async def decode_similarity(
     return Call(work, name or data.model, options.truncate, side_of(options))
 
 
-def encode_rerank(reply: RerankReply, texts: list[str] | None) -> bytes:
-    """Encode the ranks, in the order of `rank_order`.
-
-    texts: to return with their ranks, or None.
-    """
+def rank_items(reply: RerankReply, texts: list[str] | None) -> LazyList:
+    """Return the ranks in the order of `rank_order`. texts: to return with their ranks, or None."""
     order = rank_order(reply)
-    ranks = [{"index": i, "score": reply.scores[i]} for i in order]
-    if texts is not None:
-        ranks = [rank | {"text": texts[i]} for rank, i in zip(ranks, order, strict=True)]
-    return json_bytes(ranks)
+    ranks = zip(order, reply.scores[order], strict=True)
+    if texts is None:
+        return LazyList(({"index": i, "score": score} for i, score in ranks), len(order))
+    return LazyList(({"index": i, "score": score, "text": texts[i]} for i, score in ranks), len(order))
 
 
 def rank_order(reply: RerankReply) -> list[int]:
     """Return the indices of the texts, best first. On ties the higher index comes first, as in TEI."""
-    numbers = reply.order.tolist()
-    return sorted(range(len(numbers)), key=lambda i: (-numbers[i], -i))
+    last = len(reply.order) - 1
+    order: list[int] = (last - np.argsort(-reply.order[::-1], kind="stable")).tolist()
+    return order
 
 
-def term_items(terms: TermWeights) -> list[dict[str, object]]:
-    """Return one input's weights as TEI lists them."""
-    pairs = zip(terms.indices.tolist(), terms.values, strict=True)
-    return [{"index": index, "value": value} for index, value in pairs]
+def term_lists(sparse: Sequence[TermWeights]) -> LazyList:
+    """Return the weights of each input as TEI lists them."""
+    lists = list(map(_terms_of, sparse))
+    return LazyList(lists, len(lists), sum([each.size for each in lists]))
+
+
+def _terms_of(weights: TermWeights) -> LazyList:
+    pairs = zip(weights.indices.tolist(), weights.values, strict=True)
+    return LazyList(({"index": index, "value": value} for index, value in pairs), len(weights.indices))
 
 
 def compute_headers(context: RequestContext, reply: Reply, call: Call) -> dict[str, str]:
@@ -329,15 +334,10 @@ def _only_scores(capabilities: Capabilities | None) -> bool:
     return Operation.RERANK in operations and Operation.CLASSIFY not in operations
 
 
-def encode_predictions(reply: Reply, *, batch: bool) -> bytes:
-    """Encode the labels of each input, best first; without a batch, those of the only input."""
-    predictions = predictions_of(reply)
-    return json_bytes(predictions if batch else predictions[0])
-
-
-def predictions_of(reply: Reply) -> list[list[dict[str, Any]]]:
+def predictions_of(reply: Reply) -> LazyList:
     """Return the labels of each input with their scores, best first."""
     if isinstance(reply, RerankReply):
-        return [[{"score": score, "label": NAMELESS_LABEL}] for score in reply.scores]
+        items = ([{"score": score, "label": NAMELESS_LABEL}] for score in reply.scores)
+        return LazyList(items, len(reply.scores))
     assert isinstance(reply, ClassifyReply)
     return label_items(reply)

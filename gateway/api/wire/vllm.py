@@ -7,7 +7,7 @@ a request changes nothing and is ignored.
 
 import json
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable
 from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -15,7 +15,7 @@ import msgspec
 
 from backends.contract import Chat, Classify, Embed, Encode, Truncate, Vectors
 from gateway.api.server.body import INTEGER_MAX, Integer
-from gateway.api.server.encoding import NumberFormat
+from gateway.api.server.encoding import LazyList, NumberFormat
 from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import OCTETS, HttpReply
@@ -215,15 +215,15 @@ class VllmReply(msgspec.Struct):
     usage: VllmUsage
 
 
-def reply_with(request: Request[Any], served: Served, kind: str, items: list[Any]) -> HttpReply:
+async def reply_with(request: Request[Any], served: Served, kind: str, items: LazyList) -> HttpReply:
     """Return a reply with its items. kind: the prefix of its id."""
     head = reply_head(kind, request.context, request.body.request_id)
     frame = {"object": "list", "model": served.route.model, "data": items, "usage": usage_of(served)}
-    return request.reply(served, head | frame)
+    return await request.reply(served, head | frame)
 
 
 def reply_packed(
-    request: Request[Any], served: Served, rows: Sequence[Vectors], numbers: NumberFormat
+    request: Request[Any], served: Served, rows: Iterable[Vectors], numbers: NumberFormat
 ) -> HttpReply:
     """Return a reply of bytes, which the header `metadata` describes unless the body asks for no header."""
     body, items = encode_bytes(rows, numbers)
@@ -262,7 +262,7 @@ def check_metadata(encoding_format: str | None, inputs: int) -> None:
         )
 
 
-def encode_bytes(rows: Sequence[Vectors], numbers: NumberFormat) -> tuple[bytes, list[dict[str, Any]]]:
+def encode_bytes(rows: Iterable[Vectors], numbers: NumberFormat) -> tuple[bytes, list[dict[str, Any]]]:
     """Return the rows one after the other, and the place and shape of each."""
     body, items = bytearray(), []
     for index, row in enumerate(rows):

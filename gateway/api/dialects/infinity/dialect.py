@@ -9,6 +9,7 @@ import secrets
 import time
 from contextlib import suppress
 from functools import partial
+from itertools import starmap
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -31,7 +32,7 @@ from backends.contract import (
 from gateway.api.document.fields import QUERY, TEXTS
 from gateway.api.server.body import INTEGER_MAX, ModelName
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import EncodingFormat, base64_numbers, vector_items
+from gateway.api.server.encoding import Encoding, EncodingFormat, LazyList, base64_numbers
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import ErrorFormat, document_errors
 from gateway.api.server.inference_api import InferenceApi
@@ -41,7 +42,7 @@ from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import NO_KEY, HttpReply
 from gateway.api.wire.inputs import check_token_vectors
 from gateway.api.wire.media import VectorOptions, embed_parts
-from gateway.api.wire.replies import best_first, label_items, with_dimensions
+from gateway.api.wire.replies import label_items, rank_list, vector_list, with_dimensions
 from gateway.calls import Call
 from gateway.errors import EmptyInput, GatewayError, InvalidInput
 from gateway.media.sources import PictureSource, SoundSource
@@ -311,7 +312,7 @@ def decode_classify(data: InfinityClassifyRequest, api: InferenceApi) -> Call:
     return Call(work, model_of(data.model))
 
 
-def _reply(request: Request[Any], served: Served, kind: str, items: dict[str, Any]) -> HttpReply:
+async def _reply(request: Request[Any], served: Served, kind: str, items: dict[str, Any]) -> HttpReply:
     """Return a reply. kind: its `object`. items: the field of its items."""
     tokens = served.reply.tokens
     tail = {
@@ -320,32 +321,35 @@ def _reply(request: Request[Any], served: Served, kind: str, items: dict[str, An
         "id": f"infinity-{secrets.token_hex(16)}",
         "created": int(time.time()),
     }
-    return request.reply(served, {"object": kind} | items | tail)
+    return await request.reply(served, {"object": kind} | items | tail)
 
 
-def embedding_items(reply: EmbedReply | EncodeReply, data: InfinityEmbeddingsRequest) -> list[Any]:
-    """Return the vector of each input, or the vectors of its tokens, as `json_bytes` takes them.
+def embedding_items(reply: EmbedReply | EncodeReply, data: InfinityEmbeddingsRequest) -> LazyList:
+    """Return the vector of each input, or the vectors of its tokens.
 
     base64 has the float32 values of all tokens, one vector after the other. Raises: InvalidInput.
     """
     if isinstance(reply, EmbedReply):
-        return vector_items(reply.vectors, data.encoding_format)
+        return vector_list(reply.vectors, Encoding((data.encoding_format,)), _embedding)
     width = width_of(data)
     cut = reply if width is None else with_dimensions(reply, width)
     matrices = cut.multivector or ()
-    return list(map(base64_numbers, matrices)) if data.encoding_format == "base64" else list(matrices)
+    rows = map(base64_numbers, matrices) if data.encoding_format == "base64" else matrices
+    return LazyList(starmap(_embedding, enumerate(rows)), len(matrices), cut.numbers)
 
 
-def rank_items(reply: RerankReply, data: InfinityRerankRequest) -> list[dict[str, Any]]:
+def _embedding(index: int, value: Any) -> dict[str, Any]:
+    return {"object": "embedding", "embedding": value, "index": index}
+
+
+def rank_items(reply: RerankReply, data: InfinityRerankRequest) -> LazyList:
     """Return at most top_n documents, best first."""
-    return [
-        {
-            "relevance_score": reply.scores[i],
-            "index": i,
-            "document": data.documents[i] if data.return_documents else None,
-        }
-        for i in best_first(reply)[: data.top_n]
-    ]
+
+    def item(index: int, score: Any) -> dict[str, Any]:
+        document = data.documents[index] if data.return_documents else None
+        return {"relevance_score": score, "index": index, "document": document}
+
+    return rank_list(reply, data.top_n, item)
 
 
 @endpoint("/infinity/embeddings", reply=InfinityEmbeddingsResponse, description="One vector for each input")
@@ -359,11 +363,7 @@ async def embeddings(request: Request[InfinityEmbeddingsRequest]) -> HttpReply:
 
 async def _serve_embeddings(request: Request[InfinityEmbeddingsRequest]) -> HttpReply:
     served, reply = await request.serve(await decode_embeddings(request), EmbedReply | EncodeReply)
-    items = [
-        {"object": "embedding", "embedding": item, "index": index}
-        for index, item in enumerate(embedding_items(reply, request.body))
-    ]
-    return _reply(request, served, "list", {"data": items})
+    return await _reply(request, served, "list", {"data": embedding_items(reply, request.body)})
 
 
 @endpoint(
@@ -399,7 +399,7 @@ async def rerank(request: Request[InfinityRerankRequest]) -> HttpReply:
     Returns the best `top_n` documents, best first.
     """
     served, reply = await request.serve(decode_rerank(request.body, request.api), RerankReply)
-    return _reply(request, served, "rerank", {"results": rank_items(reply, request.body)})
+    return await _reply(request, served, "rerank", {"results": rank_items(reply, request.body)})
 
 
 @endpoint("/infinity/classify", reply=InfinityClassifyResponse, description="The labels of each input")
@@ -409,7 +409,7 @@ async def classify(request: Request[InfinityClassifyRequest]) -> HttpReply:
     Returns the labels of each input with their scores, best first.
     """
     served, reply = await request.serve(decode_classify(request.body, request.api), ClassifyReply)
-    return _reply(request, served, "classify", {"data": label_items(reply)})
+    return await _reply(request, served, "classify", {"data": label_items(reply)})
 
 
 # Infinity has names for these operations only.

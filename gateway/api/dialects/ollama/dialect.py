@@ -260,7 +260,7 @@ async def embed(request: Request[OllamaEmbedRequest]) -> HttpReply:
         "load_duration": int(timeline.laps.get("queue", 0.0) * NANOSECONDS),
         "prompt_eval_count": reply.tokens,
     }
-    return request.reply(served, body)
+    return await request.reply(served, body)
 
 
 @endpoint("/api/embeddings", reply=OllamaEmbeddingsResponse, description="One vector")
@@ -273,7 +273,7 @@ async def embeddings(request: Request[OllamaEmbeddingsRequest]) -> HttpReply:
         _, headers = await _load(request)
         return HttpReply(msgspec.json.encode(OllamaEmbeddingsResponse([])), headers)
     served, reply = await request.serve(decode_embeddings(request), EmbedReply)
-    return request.reply(served, {"embedding": reply.vectors[0]})
+    return await request.reply(served, {"embedding": reply.vectors[0]})
 
 
 @endpoint("/api/show", reply=OllamaShowResponse, description="Facts about the model")

@@ -33,7 +33,7 @@ from gateway.api.document.fields import CUT, QUERY, TEXTS
 from gateway.api.document.fields import MEANINGS as SHARED
 from gateway.api.server.body_bounds import too_many_inputs
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import joined, json_bytes
+from gateway.api.server.encoding import encode_json
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import ErrorFormat
 from gateway.api.server.inference_api import InferenceApi, joined_headers
@@ -281,20 +281,17 @@ async def infer(request: Request[QdrantRequest]) -> HttpReply:
     several = len({part.call.model for part in parts}) > 1
     name = partial(name_error, several=several)
     found = await serve_parts(request.api, request.context, parts, PARALLEL, name)
-    body = await encode(request.body.inputs, parts, found)
+    body = await encode_json(body_of(request.body.inputs, parts, found))
     headers = joined_headers([(served, part.rows) for served, part in zip(found, parts, strict=True)])
     timeline = request.context.timeline
     timeline.lap("encode")
     return HttpReply(body, headers | {"server-timing": timeline.server_timing()})
 
 
-async def encode(
+def body_of(
     items: Sequence[QdrantInput], parts: Sequence[CallPart], found: Sequence[Served]
-) -> memoryview:
-    """Return the reply as JSON. Other callbacks of the event loop run between its vectors.
-
-    Raises: InvalidInput.
-    """
+) -> dict[str, Any]:
+    """Return the body of a reply. Raises: InvalidInput."""
     embeddings: list[Any] = [None] * len(items)
     tokens: dict[str, int] = {}
     numbers = 0
@@ -307,16 +304,8 @@ async def encode(
         tokens[first.model] = tokens.get(first.model, 0) + reply.tokens
         for row, vector in zip(part.rows, vectors_of(reply, first.options or NO_OPTIONS), strict=True):
             embeddings[row] = vector
-    usage = json_bytes({"models": {model: {"tokens": count} for model, count in tokens.items()}})
-    return await joined(_pieces(embeddings, usage))
-
-
-def _pieces(embeddings: Sequence[Any], usage: bytes) -> Iterator[bytes]:
-    """Yield the JSON of a reply, a vector at a time."""
-    yield b'{"embeddings":['
-    for index, vector in enumerate(embeddings):
-        yield (b"," if index else b"") + json_bytes(vector)
-    yield b'],"usage":' + usage + b"}"
+    usage = {"models": {model: {"tokens": count} for model, count in tokens.items()}}
+    return {"embeddings": embeddings, "usage": usage}
 
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {

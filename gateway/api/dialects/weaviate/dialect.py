@@ -151,7 +151,7 @@ async def vectors(request: Request[VectorsRequest]) -> HttpReply:
         body |= {"text": request.body.text, "vector": rows[0], "dim": rows.shape[1]}
     else:
         body["vectors"] = rows
-    return request.reply(served, body)
+    return await request.reply(served, body)
 
 
 async def decode_vectorize(request: Request[VectorizeRequest]) -> Call:
@@ -188,7 +188,7 @@ async def vectorize(request: Request[VectorizeRequest]) -> HttpReply:
     body = {"textVectors": rows[:images_from], "imageVectors": rows[images_from:sound_from]}
     if data.audio:
         body["audioVectors"] = rows[sound_from:]
-    return request.reply(served, body)
+    return await request.reply(served, body)
 
 
 @get(
