@@ -26,11 +26,13 @@ from backends.contract import (
     TermWeights,
 )
 from gateway.api.dialects.registry import DIALECTS
-from gateway.api.server.encoding import NUMBERS_AT_ONCE, LazyList, encode_json, json_bytes
+from gateway.api.server.encoding import NUMBERS_AT_ONCE, LazyList, NumberFormat, encode_json, json_bytes
 from gateway.api.server.endpoints import endpoint_of
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import options_of
 from gateway.api.server.request import Request
+from gateway.api.wire.replies import with_dimensions
+from gateway.api.wire.vllm import encode_bytes
 from gateway.config.schema import Limits
 from gateway.errors import InvalidInput
 from gateway.serve import Served
@@ -114,6 +116,23 @@ async def test_errors_of_items_are_raised_as_they_are(count: int) -> None:
 
     with pytest.raises(InvalidInput, match="too large"):
         await encode_json({"items": LazyList(items(), count, count * WIDTH)})
+
+
+async def test_the_loop_runs_while_bytes_are_packed() -> None:
+    async with Turns() as turns:
+        body, items = await encode_bytes(ROWS, NumberFormat())
+
+    assert ROWS.tobytes() == body
+    assert (COUNT, ROWS.nbytes) == (len(items), items[-1]["end"])
+    assert turns.count > 2
+
+
+async def test_the_loop_runs_while_multi_vectors_are_cut() -> None:
+    async with Turns() as turns:
+        reply = await with_dimensions(EncodeReply(1, multivector=(ROWS[:2], ROWS[2:5], ROWS[5:])), 64)
+
+    assert [(2, 64), (3, 64), (COUNT - 5, 64)] == [rows.shape for rows in reply.multivector or ()]
+    assert turns.count > 2
 
 
 def reply_to(work: BaseWork) -> Reply:

@@ -1,5 +1,6 @@
-"""Parts of replies that several dialects share: vectors, ranks, labels, widths of multi-vectors. Pure."""
+"""Parts of replies that several dialects share: vectors, ranks, labels, widths of multi-vectors."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -80,10 +81,10 @@ def label_items(reply: ClassifyReply) -> LazyList:
     return LazyList(items, len(reply.scores), reply.scores.size * NUMBERS_OF_OBJECT)
 
 
-def with_dimensions(reply: EncodeReply, dimensions: int) -> EncodeReply:
+async def with_dimensions(reply: EncodeReply, dimensions: int) -> EncodeReply:
     """Return a reply whose multi-vectors have their first `dimensions` components, at length 1.
 
-    Raises: InvalidInput if the model's vectors have fewer.
+    The event loop runs on between two inputs. Raises: InvalidInput if the model's vectors have fewer.
     """
     matrices = reply.multivector or ()
     width = min((rows.shape[1] for rows in matrices), default=dimensions)
@@ -91,5 +92,8 @@ def with_dimensions(reply: EncodeReply, dimensions: int) -> EncodeReply:
         raise InvalidInput(
             f"`dimensions` is {dimensions}, the model's vectors have {width}", param="dimensions"
         )
-    cut = tuple(shape_vectors(rows, dimensions=dimensions, normalize=True) for rows in matrices)
-    return msgspec.structs.replace(reply, multivector=cut)
+    cut = []
+    for rows in matrices:
+        cut.append(shape_vectors(rows, dimensions=dimensions, normalize=True))
+        await asyncio.sleep(0)
+    return msgspec.structs.replace(reply, multivector=tuple(cut))

@@ -324,7 +324,7 @@ async def _reply(request: Request[Any], served: Served, kind: str, items: dict[s
     return await request.reply(served, {"object": kind} | items | tail)
 
 
-def embedding_items(reply: EmbedReply | EncodeReply, data: InfinityEmbeddingsRequest) -> LazyList:
+async def embedding_items(reply: EmbedReply | EncodeReply, data: InfinityEmbeddingsRequest) -> LazyList:
     """Return the vector of each input, or the vectors of its tokens.
 
     base64 has the float32 values of all tokens, one vector after the other. Raises: InvalidInput.
@@ -332,7 +332,7 @@ def embedding_items(reply: EmbedReply | EncodeReply, data: InfinityEmbeddingsReq
     if isinstance(reply, EmbedReply):
         return vector_list(reply.vectors, Encoding((data.encoding_format,)), _embedding)
     width = width_of(data)
-    cut = reply if width is None else with_dimensions(reply, width)
+    cut = reply if width is None else await with_dimensions(reply, width)
     matrices = cut.multivector or ()
     rows = map(base64_numbers, matrices) if data.encoding_format == "base64" else matrices
     return LazyList(starmap(_embedding, enumerate(rows)), len(matrices), cut.numbers)
@@ -363,7 +363,7 @@ async def embeddings(request: Request[InfinityEmbeddingsRequest]) -> HttpReply:
 
 async def _serve_embeddings(request: Request[InfinityEmbeddingsRequest]) -> HttpReply:
     served, reply = await request.serve(await decode_embeddings(request), EmbedReply | EncodeReply)
-    return await _reply(request, served, "list", {"data": embedding_items(reply, request.body)})
+    return await _reply(request, served, "list", {"data": await embedding_items(reply, request.body)})
 
 
 @endpoint(

@@ -498,10 +498,10 @@ async def _serve(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
         stream, media_type = await arrow_stream(context, write_vectors, reply.vectors, facts)
         return request.reply_bytes(served, stream, None, media_type)
     if data.encoding_format in BYTES:
-        return reply_packed(request, served, list(reply.vectors), data.numbers())
+        return await reply_packed(request, served, list(reply.vectors), data.numbers())
     dimensions = data.width()
     if dimensions and isinstance(reply, EncodeReply):
-        reply = with_dimensions(reply, dimensions)
+        reply = await with_dimensions(reply, dimensions)
     cached_tokens = None if served.cache is None else served.cache.tokens
     reply_id: str = reply_head("embd", context, data.request_id)["id"]
     body = body_of(reply, served.route.model, encoding, cached_tokens, reply_id=reply_id)

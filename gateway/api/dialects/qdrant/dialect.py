@@ -225,14 +225,14 @@ def work_of(group: Group, inputs: Sequence[Sequence[Part]]) -> Work:
     return Encode(texts, frozenset({output}), prompt_name=options.prompt_name)
 
 
-def vectors_of(reply: EmbedReply | EncodeReply, options: QdrantOptions) -> Sequence[Any]:
+async def vectors_of(reply: EmbedReply | EncodeReply, options: QdrantOptions) -> Sequence[Any]:
     """Return the vector of each input of a call as JSON has it. Raises: InvalidInput."""
     if isinstance(reply, EmbedReply):
         return list(reply.vectors)
     if reply.sparse is not None:
         return [{"indices": terms.indices, "values": terms.values} for terms in reply.sparse]
     if options.dimensions is not None:
-        reply = with_dimensions(reply, options.dimensions)
+        reply = await with_dimensions(reply, options.dimensions)
     return list(reply.multivector or ())
 
 
@@ -281,14 +281,14 @@ async def infer(request: Request[QdrantRequest]) -> HttpReply:
     several = len({part.call.model for part in parts}) > 1
     name = partial(name_error, several=several)
     found = await serve_parts(request.api, request.context, parts, PARALLEL, name)
-    body = await encode_json(body_of(request.body.inputs, parts, found))
+    body = await encode_json(await body_of(request.body.inputs, parts, found))
     headers = joined_headers([(served, part.rows) for served, part in zip(found, parts, strict=True)])
     timeline = request.context.timeline
     timeline.lap("encode")
     return HttpReply(body, headers | {"server-timing": timeline.server_timing()})
 
 
-def body_of(
+async def body_of(
     items: Sequence[QdrantInput], parts: Sequence[CallPart], found: Sequence[Served]
 ) -> dict[str, Any]:
     """Return the body of a reply. Raises: InvalidInput."""
@@ -302,7 +302,8 @@ def body_of(
         check_numbers(numbers)
         first = items[part.rows[0]]
         tokens[first.model] = tokens.get(first.model, 0) + reply.tokens
-        for row, vector in zip(part.rows, vectors_of(reply, first.options or NO_OPTIONS), strict=True):
+        vectors = await vectors_of(reply, first.options or NO_OPTIONS)
+        for row, vector in zip(part.rows, vectors, strict=True):
             embeddings[row] = vector
     usage = {"models": {model: {"tokens": count} for model, count in tokens.items()}}
     return {"embeddings": embeddings, "usage": usage}

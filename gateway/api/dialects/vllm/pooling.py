@@ -184,7 +184,7 @@ async def pooling(request: Request[PoolingRequest]) -> HttpReply:
     rows = pooled_rows(reply, raw=data.is_raw())
     numbers = NumberFormat(data.embed_dtype, data.endianness)
     if data.encoding_format in BYTES:
-        return reply_packed(request, served, rows, numbers)
+        return await reply_packed(request, served, rows, numbers)
     items = pooling_items(rows, numbers if data.encoding_format == "base64" else None)
     return await reply_with(request, served, "pooling", items)
 
