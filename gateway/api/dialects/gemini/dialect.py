@@ -20,6 +20,7 @@ from gateway.api.document.fields import CUT, QUERY, REFUSED, TEXTS
 from gateway.api.server.body import ModelName
 from gateway.api.server.call_io import Scope
 from gateway.api.server.dialect import Dialect, KeyHeader
+from gateway.api.server.encoding import PLAIN_FLOATS
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import ErrorFormat, document_errors
 from gateway.api.server.inference_api import InferenceApi
@@ -28,6 +29,7 @@ from gateway.api.server.request import LEAST_WITHOUT_TOKENS, Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.media import VectorOptions, embed_inputs
+from gateway.api.wire.replies import vector_list
 from gateway.api.wire.tokens import tokenize_checked
 from gateway.calls import Call
 from gateway.errors import GatewayError, InvalidInput, ModelNotFound
@@ -295,8 +297,8 @@ async def batch_embed_contents(request: Request[BatchEmbedContentsRequest]) -> H
     """
     call = await decode_requests(request.body.requests, request.name or "", request.api, request.fetch)
     served, reply = await request.serve(call, EmbedReply)
-    embeddings = [{"values": vector} for vector in reply.vectors]
-    return request.reply(served, {"embeddings": embeddings, "usageMetadata": _usage(reply.tokens)})
+    embeddings = vector_list(reply.vectors, PLAIN_FLOATS, lambda _, row: {"values": row})
+    return await request.reply(served, {"embeddings": embeddings, "usageMetadata": _usage(reply.tokens)})
 
 
 @endpoint(
@@ -309,7 +311,7 @@ async def embed_content(request: Request[EmbedContentRequest]) -> HttpReply:
     call = await decode_requests([request.body], request.name or "", request.api, request.fetch)
     served, reply = await request.serve(call, EmbedReply)
     embedding = {"values": reply.vectors[0]}
-    return request.reply(served, {"embedding": embedding, "usageMetadata": _usage(reply.tokens)})
+    return await request.reply(served, {"embedding": embedding, "usageMetadata": _usage(reply.tokens)})
 
 
 @endpoint(
@@ -325,7 +327,7 @@ async def count_tokens(request: Request[CountTokensRequest]) -> HttpReply:
     """
     call = decode_count(request.body, request.name or "", request.api)
     served, reply = await request.serve(call, TokenizeReply)
-    return request.reply(served, {"totalTokens": sum(map(len, reply.inputs))})
+    return await request.reply(served, {"totalTokens": sum(map(len, reply.inputs))})
 
 
 def _models(api: InferenceApi, context: RequestContext) -> list[GeminiModel]:
@@ -335,7 +337,7 @@ def _models(api: InferenceApi, context: RequestContext) -> list[GeminiModel]:
 
 
 def _model(api: InferenceApi, name: str) -> GeminiModel:
-    capabilities = api.capabilities_of(name, Operation.EMBED)
+    capabilities = api.capabilities_of(name, Operation.EMBED, None)
     longest = capabilities.max_input_tokens if capabilities else None
     return GeminiModel(RESOURCE + name, name, METHODS, longest)
 
