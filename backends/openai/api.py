@@ -19,6 +19,7 @@ from backends.contract.errors import (
     ModelNotServed,
     ReplicaFailed,
     ReplicaUnavailable,
+    RequestTooLarge,
     UnsupportedWork,
     input_too_long,
 )
@@ -261,6 +262,8 @@ def decode_rerank(
 
 # Codes and types of the error that a model does not exist, of OpenAI, Azure and Mistral.
 NO_MODEL = frozenset({"model_not_found", "DeploymentNotFound", "invalid_model"})
+# Of a request whose inputs together are too many: Mistral's words, and OpenAI's.
+TOO_MANY = ("too many inputs in request", "tokens per request")
 
 
 @with_answer
@@ -273,6 +276,8 @@ def failure(response: UpstreamResponse) -> BackendError:
             return input_too_long(context_length_in(message))
         case 400 | 404 if NO_MODEL.intersection((error.code, error.type)):
             return ModelNotServed("the upstream does not serve this model")
+        case 400 if any(phrase in message for phrase in TOO_MANY):
+            return RequestTooLarge("the upstream refused the size of the request")
         case 400 | 422:
             return refused_input(error)
         case 202:

@@ -17,6 +17,7 @@ from backends.contract.errors import (
     ReplicaFailed,
     ReplicaOverloaded,
     ReplicaUnavailable,
+    RequestTooLarge,
     UnsupportedWork,
 )
 from backends.contract.vectors import sigmoid
@@ -101,11 +102,19 @@ async def test_a_refused_key_of_azure() -> None:
         await opened(FakeAzure(), AZURE | {"api_key": "another-key-1"})
 
 
-async def test_coheres_reranker_of_foundry(small_files: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "requested"),
+    [
+        ("", "/providers/cohere/v2/rerank"),
+        ("/providers/cohere/v2", "/providers/cohere/v2/rerank"),
+        ("/v1", "/v1/rerank"),
+    ],
+)
+async def test_coheres_reranker_of_foundry(path: str, requested: str, small_files: str) -> None:
     server = FakeAzure()
     settings = {
         "backend": "azure",
-        "replicas": ["https://name.services.ai.azure.com"],
+        "replicas": [f"https://name.services.ai.azure.com{path}"],
         "model": "ranker",
         "task": "rerank",
         "tokenizer": small_files,
@@ -114,7 +123,7 @@ async def test_coheres_reranker_of_foundry(small_files: str) -> None:
     reply = await reranked(await opened(server, settings))
 
     assert 3 == len(reply.scores)
-    assert "/providers/cohere/v2/rerank" == server.requests[-1][0]
+    assert requested == server.requests[-1][0]
     assert "Bearer azure-key-1234" == server.headers[-1]["authorization"]
     assert "api-key" not in server.headers[-1]
 
@@ -280,6 +289,8 @@ async def test_a_nim_on_own_machines_costs_nothing_and_a_hosted_one_does() -> No
         (429, b'{"status": 429, "title": "Too Many Requests"}', ReplicaOverloaded),
         (401, b"{}", CredentialRefused),
         (400, b'{"object": "error", "message": "bad"}', InvalidWork),
+        (422, b'{"detail": [{"msg": "field required"}]}', InvalidWork),
+        (529, b'{"error": {"code": 529, "message": "Provider returned error"}}', ReplicaOverloaded),
     ],
 )
 def test_errors_of_nim(status: int, body: bytes, expected: type[Exception]) -> None:
@@ -287,6 +298,35 @@ def test_errors_of_nim(status: int, body: bytes, expected: type[Exception]) -> N
     assert expected is type(error)
     # A spent account is asked again after a while, and its replica is not ejected.
     assert (60.0 if status == 402 else None) == error.retry_after_s
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error": "%b"}',
+        b'{"detail": "%b"}',
+        b'{"detail": {"error": "%b"}}',
+        b'{"detail": [{"msg": "%b"}]}',
+        b'{"object": "error", "message": "%b", "detail": {}, "type": "invalid_request_error"}',
+        b'"%b"',
+    ],
+)
+def test_a_long_input_is_known_in_every_form_of_an_error(body: bytes) -> None:
+    words = b"Input length 523 exceeds maximum allowed token size 512"
+    error = openai_failure(UpstreamResponse(400, {}, body % words))
+    assert "maximum context length is 512 tokens" in error.message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Too many inputs in request, split into more batches.",
+        "Requested 341772 tokens, max 300000 tokens per request",
+    ],
+)
+def test_inputs_that_are_too_many_together_are_sent_in_smaller_requests(message: str) -> None:
+    body = msgspec.json.encode({"object": "error", "message": message})
+    assert RequestTooLarge is type(openai_failure(UpstreamResponse(400, {}, body)))
 
 
 # --- watsonx

@@ -177,6 +177,8 @@ class FakeBedrock(FakeServer):
         check_fields(body, {"input_type"}, {"texts", "images", "truncate", "embedding_types"})
         self._check_cohere(body, {"NONE", "START", "END"}, COHERE_TYPES | {"image"})
         sources = body.get("texts") or body["images"]
+        if (longest := max(map(len, body.get("texts", [""])))) > 2048:
+            raise invalid(f"expected maxLength: 2048, actual: {longest}")
         if "images" in body and (len(sources) != 1 or body["input_type"] != "image"):
             raise invalid("#/images: expected maximum item count: 1")
         vectors = [wide_vector(source, self.width).tolist() for source in sources]

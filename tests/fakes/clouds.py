@@ -49,12 +49,13 @@ class FakeAzure(FakeServer):
             "/openai/deployments/small/embeddings": self._classic,
             "/openai/v1/embeddings": self._v1,
             "/providers/cohere/v2/rerank": self._rerank,
+            "/v1/rerank": self._rerank,
         }
 
     def check_key(self, path: str, headers: dict[str, str]) -> None:
         """Check the key, which the reranker takes as a bearer token, or Entra's token. Raises: ErrorReply."""
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        key = bearer if "/providers/" in path else headers.get("api-key", "")
+        key = bearer if path.endswith("/rerank") else headers.get("api-key", "")
         if key != self.key and not (self.token and bearer == self.token):
             message = "Access denied due to invalid subscription key or wrong API endpoint."
             raise ErrorReply(401, {"error": {"code": "401", "message": message}})
@@ -101,7 +102,7 @@ class FakeNim(FakeServer):
         if body.keys() - allowed or body.get("input_type") not in {"query", "passage"}:
             raise ErrorReply(422, {"detail": [{"msg": f"fields: {sorted(body)}"}]})
         if max(map(tokens_of, body["input"])) > 16 and body.get("truncate", "NONE") == "NONE":
-            message = "Input length 17 exceeds maximum allowed token size 16: context length is 16"
+            message = "Input length 17 exceeds maximum allowed token size 16"
             raise ErrorReply(400, {"object": "error", "message": message})
         prefix = "" if body["input_type"] == "passage" else "query: "
         return _embeddings(body, [prefix + text for text in body["input"]])
