@@ -45,6 +45,7 @@ from backends.http.egress import open_egress
 from backends.http.offers import check_numbers
 from backends.http.replies import check_reported_cuts, score_by_query
 from backends.openai.api import (
+    Follow,
     OpenAIApi,
     OpenAIProfile,
     decode,
@@ -111,11 +112,14 @@ def typed_work(work: Work, shape: ApiShape) -> Work:
 
 
 class OpenAIBackend(HttpBackend):
-    """Client of one server or hosted API. http: a client of the origin of the spec's address."""
+    """Client of one server or hosted API.
 
-    def __init__(self, http: UpstreamClient, spec: ReplicaSpec) -> None:
+    http: a client of the origin of the spec's address. follow: as in `OpenAIApi`.
+    """
+
+    def __init__(self, http: UpstreamClient, spec: ReplicaSpec, follow: Follow | None = None) -> None:
         super().__init__(http)
-        self._api = OpenAIApi(http, spec)
+        self._api = OpenAIApi(http, spec, follow)
         self._probe = ModelProbe(self._api, spec)
         self._tokenizer = spec.tokenizer
         self._profile: OpenAIProfile | None = None

@@ -7,13 +7,13 @@ normalized here, in the way that OpenAI's own models define.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
 import numpy as np
 
-from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, ScoreKind, Vectors, Work
+from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, ScoreKind, Vectors
 from backends.contract.errors import (
     BackendError,
     ModelNotServed,
@@ -26,7 +26,7 @@ from backends.contract.errors import (
 from backends.contract.refusals import check_no_instruction
 from backends.contract.vectors import sigmoid
 from backends.http.answers import decode_json
-from backends.http.client import UpstreamClient, UpstreamResponse
+from backends.http.client import UpstreamClient, UpstreamResponse, countdown
 from backends.http.openai_wire import (
     TOO_LONG,
     ApiMeta,
@@ -48,6 +48,8 @@ from backends.openai.shapes import DEFAULT_TYPE, NO_FIELDS, OPENAI, ApiShape, Fi
 from backends.openai.vendors import shape_of
 from backends.tokens.tokenizer import TokenCount
 
+# Status of a request whose reply is to be fetched later.
+ACCEPTED = 202
 NUMBERS_NOTE = "numbers, not base64"
 Body = dict[str, Any]
 
@@ -292,13 +294,26 @@ def settings_of(spec: ReplicaSpec) -> ApiSettings:
     return spec.settings if isinstance(spec.settings, ApiSettings) else ApiSettings()
 
 
-class OpenAIApi:
-    """Requests and replies of one server in the shape of its API. spec: with the configured base URL."""
+class Follow(Protocol):
+    """Reader of the reply to a request that was only accepted."""
 
-    def __init__(self, http: UpstreamClient, spec: ReplicaSpec) -> None:
+    async def __call__(
+        self, accepted: UpstreamResponse, rows: int, width: int | None, timeout_s: float
+    ) -> UpstreamResponse:
+        """Return the reply, or the response as it is. rows, width: of the reply. Raises: BackendError."""
+
+
+class OpenAIApi:
+    """Requests and replies of one server in the shape of its API.
+
+    spec: with the configured base URL. follow: called with a response of status 202.
+    """
+
+    def __init__(self, http: UpstreamClient, spec: ReplicaSpec, follow: Follow | None = None) -> None:
         address, self.settings = spec.address, settings_of(spec)
         settings = self.settings
         self._http = http
+        self._follow = follow
         self._extra = settings.extra_body
         self.shape = shape = shape_of(settings, spec.model, address)
         self._embeddings = path_of(address, shape.embeddings, shape.prefix)
@@ -318,7 +333,7 @@ class OpenAIApi:
     async def embed(self, work: Embed, profile: OpenAIProfile, timeout_s: float) -> UpstreamResponse:
         """Send texts to embed and return the response of any status. Raises: BackendError."""
         body = encode(work, profile, self.shape, self._extra)
-        return await self._post(self._embeddings, body, work, timeout_s, profile.width)
+        return await self._post(self._embeddings, body, work.reply_rows, timeout_s, profile.width)
 
     async def send(
         self, fields: Body, profile: OpenAIProfile, rows: int, timeout_s: float
@@ -329,8 +344,8 @@ class OpenAIApi:
         """
         shape = self.shape
         form = shape.base64 if profile.base64 and shape.base64 is not None else shape.numbers
-        body = msgspec.json.encode({**self._extra, **_named(profile), **form, **fields})
-        return await self._http.post(self._embeddings, body, timeout_s, rows=rows, width=profile.width)
+        body = {**self._extra, **_named(profile), **form, **fields}
+        return await self._post(self._embeddings, body, rows, timeout_s, profile.width)
 
     def may_refuse_base64(self, response: UpstreamResponse, profile: OpenAIProfile) -> bool:
         """Return whether a server was asked for base64 and may not have it."""
@@ -341,10 +356,13 @@ class OpenAIApi:
         if self._rerank is None:
             raise UnsupportedWork("this upstream does not rerank: set its `rerank` to the path")
         body = encode_rerank(work, profile, self.shape, self._extra)
-        return await self._post(self._rerank, body, work, timeout_s)
+        return await self._post(self._rerank, body, work.reply_rows, timeout_s)
 
     async def _post(
-        self, path: str, body: Body, work: Work, timeout_s: float, width: int | None = None
+        self, path: str, body: Body, rows: int, timeout_s: float, width: int | None = None
     ) -> UpstreamResponse:
-        encoded = msgspec.json.encode(body)
-        return await self._http.post(path, encoded, timeout_s, rows=work.reply_rows, width=width)
+        remaining_s, encoded = countdown(timeout_s), msgspec.json.encode(body)
+        response = await self._http.post(path, encoded, timeout_s, rows=rows, width=width)
+        if response.status == ACCEPTED and self._follow is not None:
+            return await self._follow(response, rows, width, remaining_s())
+        return response

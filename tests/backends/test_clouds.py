@@ -10,6 +10,7 @@ import pytest
 
 from backends.contract import Backend, Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, Truncate
 from backends.contract.errors import (
+    AttemptTimedOut,
     BackendError,
     CredentialMissing,
     CredentialRefused,
@@ -27,6 +28,7 @@ from gateway.config.schema import UpstreamSettings
 from gateway.upstreams.factory import ReplicaAddress, ReplicaOpener, create_replica
 from tests.conftest import remote_backend
 from tests.fakes.clouds import FakeAzure, FakeNim, FakeWatsonx
+from tests.fakes.hooks import respond_with
 from tests.fakes.server import FakeServer, logit_of
 from tests.fakes.tei import vector_of
 from tests.fakes.threaded import serve_in_thread
@@ -279,6 +281,50 @@ async def test_a_nim_on_own_machines_costs_nothing_and_a_hosted_one_does() -> No
     )
     assert not (await own.describe(5.0)).metered
     assert (await hosted.describe(5.0)).metered
+
+
+HOSTED_NIM = {"backend": "nim", "model": "nvidia/llama-nemotron-embed-1b-v2", "nim": {"hosted": True}}
+
+
+async def test_a_reply_is_fetched_from_nvidias_queue() -> None:
+    server = FakeNim(hosted=True)
+    server.api_key = "nvidia-key-1"
+    server.queued = 3
+    backend = await opened(server, HOSTED_NIM | {"api_key": "nvidia-key-1"})
+    reply = await embedded(backend, Embed(("a", "b")))
+    await backend.aclose()
+
+    assert np.allclose(reply.vectors, [vector_of("a"), vector_of("b")])
+    # One of the check of the model, and one of the call; each was asked for until it was ready.
+    assert [-1, -1] == [pending for _, pending in server.accepted.values()]
+
+
+async def test_a_queue_is_followed_for_the_time_of_the_attempt_only() -> None:
+    server = FakeNim(hosted=True)
+    backend = await opened(server, HOSTED_NIM)
+    server.queued = 10**6
+    with pytest.raises(AttemptTimedOut, match="still has the request in its queue"):
+        await backend.run(Embed(("a",)), 0.5)
+
+
+async def test_an_error_of_a_queued_request_is_that_of_the_request() -> None:
+    server = FakeNim(hosted=True)
+    backend = await opened(server, HOSTED_NIM)
+    server.queued = 1
+    server.hook = respond_with(
+        400, b'{"object": "error", "message": "Input length 9 exceeds maximum allowed token size 8"}'
+    )
+    with pytest.raises(InvalidWork, match="maximum context length is 8 tokens"):
+        await embedded(backend, Embed(("a",)))
+
+
+async def test_a_key_for_another_address_is_not_sent_to_nvidias_queue() -> None:
+    server = FakeNim(hosted=True)
+    server.queued = 1
+    with pytest.raises(ReplicaUnavailable, match="a queue, which is not followed here"):
+        await opened(server, HOSTED_NIM | {"replicas": ["https://nim.example.org"]})
+    # Nothing has asked for the replies.
+    assert {0} == {pending for _, pending in server.accepted.values()}
 
 
 @pytest.mark.parametrize(

@@ -80,10 +80,15 @@ class FakeAzure(FakeServer):
 
 
 class FakeNim(FakeServer):
-    """One NIM. hosted: it is one of NVIDIA's own, whose ranking has the model in its path."""
+    """One NIM. hosted: it is one of NVIDIA's own, whose ranking has the model in its path.
+
+    queued: requests for the reply to an accepted request before it is ready; 0 answers at once.
+    """
 
     def __init__(self, *, reranks: bool = False, hosted: bool = False) -> None:
         super().__init__()
+        self.queued = 0
+        self.accepted: dict[str, tuple[Any, int]] = {}
         self.reranks = reranks
         self.hosted = hosted
 
@@ -96,6 +101,20 @@ class FakeNim(FakeServer):
             return found | {"/v1/embeddings": self._embed}
         hosted = "/v1/retrieval/nvidia/llama-3_2-nv-rerankqa-1b-v2/reranking"
         return found | {hosted if self.hosted else "/v1/ranking": self._rank}
+
+    async def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
+        start, _, request = path.rpartition("/")
+        if start == "/v2/nvcf/pexec/status" and self.hosted:
+            self.check_key(path, headers)
+            reply, pending = self.accepted[request]
+            self.accepted[request] = reply, pending - 1
+            return (202, b"") if pending else reply
+        reply = await super()._answer(path, headers, body)
+        if not self.queued or not body:
+            return reply
+        request = f"0000-{len(self.accepted)}"
+        self.accepted[request] = reply, self.queued - 1
+        raise ErrorReply(202, b"", {"NVCF-REQID": request, "NVCF-STATUS": "pending-evaluation"})
 
     def _embed(self, body: dict[str, Any]) -> Any:
         allowed = OPENAI_FIELDS | {"input_type", "truncate", "embedding_type", "modality"}
