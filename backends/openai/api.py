@@ -13,7 +13,16 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, ScoreKind, Vectors
+from backends.contract import (
+    Embed,
+    EmbedReply,
+    ReplicaSpec,
+    Rerank,
+    RerankReply,
+    ScoreKind,
+    ScoreParts,
+    Vectors,
+)
 from backends.contract.errors import (
     BackendError,
     ModelNotServed,
@@ -109,18 +118,28 @@ def encode_rerank(
 
     Raises: UnsupportedWork.
     """
+    texts: Body = {"query": work.query, "documents": work.documents}
+    if shape.rerank_form == "pairs":
+        texts = {"queries": [work.query] * len(work.documents), "documents": work.documents}
+    if shape.rerank_form == "ranking":
+        texts = {"query": {"text": work.query}, "passages": [{"text": text} for text in work.documents]}
+    return rerank_body(texts, work, profile, shape, extra)
+
+
+def rerank_body(
+    sides: Body, work: Rerank | ScoreParts, profile: OpenAIProfile, shape: ApiShape, extra: Fields
+) -> Body:
+    """Return the body of a rerank. sides: its query and documents. extra: as in `encode_rerank`.
+
+    Raises: UnsupportedWork.
+    """
     check_no_instruction(work)
     if work.raw_scores and profile.scores is not ScoreKind.LOGIT:
         raise UnsupportedWork("this upstream gives no raw scores")
+    # DeepInfra has the model in the path.
+    named = {} if shape.rerank_form == "pairs" else _named(profile)
     cut = shape.rerank_truncation.get(work.truncate, {})
-    if shape.rerank_form == "pairs":
-        # The model is in the path.
-        queries = [work.query] * len(work.documents)
-        return {**extra, "queries": queries, "documents": work.documents, **shape.rerank_fields, **cut}
-    texts: Body = {"query": work.query, "documents": work.documents}
-    if shape.rerank_form == "ranking":
-        texts = {"query": {"text": work.query}, "passages": [{"text": text} for text in work.documents]}
-    return {**extra, **_named(profile), **texts, **shape.rerank_fields, **cut}
+    return {**extra, **named, **sides, **shape.rerank_fields, **cut}
 
 
 def _named(profile: OpenAIProfile) -> Body:
@@ -230,6 +249,16 @@ def scale_of(scores: Vectors) -> ScoreKind:
     return ScoreKind.COSINE if scores.min() < 0 else ScoreKind.SIGMOID
 
 
+def scaled(scores: Vectors, scale: ScoreKind, *, raw: bool) -> tuple[Vectors, Vectors | None]:
+    """Return the scores of a reply, and the logits of which they are the sigmoid, None if they are not.
+
+    scale: of the server's scores. raw: logits are requested. Raises: ReplicaFailed.
+    """
+    if scale is not ScoreKind.LOGIT and np.abs(scores).max() > SCORE_MAX:
+        raise ReplicaFailed("the upstream's scores have another scale than when it joined")
+    return (sigmoid(scores), scores) if scale is ScoreKind.LOGIT and not raw else (scores, None)
+
+
 def decode_rerank(
     work: Rerank,
     response: UpstreamResponse,
@@ -245,11 +274,7 @@ def decode_rerank(
     Raises: ReplicaFailed if the response does not belong to this work.
     """
     scores, tokens = decode_scores(response, len(work.documents))
-    if scale is not ScoreKind.LOGIT and np.abs(scores).max() > SCORE_MAX:
-        raise ReplicaFailed("the upstream's scores have another scale than when it joined")
-    logits = None
-    if scale is ScoreKind.LOGIT and not work.raw_scores:
-        scores, logits = sigmoid(scores), scores
+    scores, logits = scaled(scores, scale, raw=work.raw_scores)
     if count is not None:
         return RerankReply(scores, count.tokens, count.truncated, logits)
     if tokens is None:
@@ -357,6 +382,17 @@ class OpenAIApi:
             raise UnsupportedWork("this upstream does not rerank: set its `rerank` to the path")
         body = encode_rerank(work, profile, self.shape, self._extra)
         return await self._post(self._rerank, body, work.reply_rows, timeout_s)
+
+    async def rank(
+        self, sides: Body, work: ScoreParts, profile: OpenAIProfile, rows: int, timeout_s: float
+    ) -> UpstreamResponse:
+        """Send a query and its documents, some with images, and return the response of any status.
+
+        sides: their fields. rows: the number of documents. Raises: BackendError.
+        """
+        assert self._rerank is not None
+        body = rerank_body(sides, work, profile, self.shape, self._extra)
+        return await self._post(self._rerank, body, rows, timeout_s)
 
     async def _post(
         self, path: str, body: Body, rows: int, timeout_s: float, width: int | None = None

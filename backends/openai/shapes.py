@@ -35,9 +35,11 @@ class ApiShape(msgspec.Struct, frozen=True):
     so that few probes are sent. media: form of inputs with images, None without them: `objects` (Jina),
     `cohere`, or `content` (Voyage), which texts have, too. chunks: form of documents whose chunks are
     embedded in their context, None without them: `lists` of chunks, which texts have, too, or Jina's `field`,
-    with a request for each document. dtype: of numbers in base64. embed_inputs, rerank_inputs: the most
-    inputs of one request. request_tokens: the most tokens of all its inputs. rerank_form: of the texts of a
-    rerank: a query for each document (`pairs`, DeepInfra), or `ranking` (NIM).
+    with a request for each document. rerank_media: form of pairs with images, None without them: `objects`, a
+    text or an image each (Jina), or `passages`, whose query is a text (NIM). dtype: of numbers in base64.
+    embed_inputs, rerank_inputs: the most inputs of one request. request_tokens: the most tokens of all its
+    inputs. rerank_form: of the texts of a rerank: a query for each document (`pairs`, DeepInfra), or
+    `ranking` (NIM).
     """
 
     version: str = "OpenAI API"
@@ -57,6 +59,7 @@ class ApiShape(msgspec.Struct, frozen=True):
     metered: bool = False
     media: Literal["objects", "cohere", "content"] | None = None
     chunks: Literal["lists", "field"] | None = None
+    rerank_media: Literal["objects", "passages"] | None = None
     dtype: Literal["<f4", "i1"] = "<f4"
     embed_inputs: int | None = None
     rerank_inputs: int | None = None

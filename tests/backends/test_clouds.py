@@ -8,7 +8,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.contract import Backend, Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, Truncate
+from backends.contract import (
+    Backend,
+    Embed,
+    EmbedReply,
+    Image,
+    Operation,
+    Part,
+    ReplicaSpec,
+    Rerank,
+    RerankReply,
+    ScoreParts,
+    Truncate,
+)
 from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
@@ -23,6 +35,7 @@ from backends.contract.errors import (
 )
 from backends.contract.vectors import sigmoid
 from backends.http.client import UpstreamResponse
+from backends.http.media import data_uri
 from backends.openai.api import failure as openai_failure
 from gateway.config.schema import UpstreamSettings
 from gateway.upstreams.factory import ReplicaAddress, ReplicaOpener, create_replica
@@ -32,6 +45,7 @@ from tests.fakes.hooks import respond_with
 from tests.fakes.server import FakeServer, logit_of
 from tests.fakes.tei import vector_of
 from tests.fakes.threaded import serve_in_thread
+from tests.pictures import encoded, noise
 from tests.waiting import PATIENCE_S
 
 LONG = " ".join(["word"] * 20)
@@ -271,6 +285,41 @@ async def test_nim_ranks_by_logits(hosted: bool) -> None:
     assert "END" == server.requests[-1][1]["truncate"]
     path = "/v1/retrieval/nvidia/llama-3_2-nv-rerankqa-1b-v2/reranking" if hosted else "/v1/ranking"
     assert path == server.requests[-1][0]
+
+
+PICTURE = Image(encoded(noise(9, 7, 1)), "image/png", 9, 7)
+
+
+async def test_nim_ranks_documents_with_images() -> None:
+    server = FakeNim(reranks=True)
+    written = NIM | {"model": "nvidia/llama-nemotron-rerank-vl-1b-v2", "task": "rerank"}
+    backend = await opened(server, written)
+    uri = data_uri(PICTURE)
+    documents: list[tuple[Part, ...]] = [("a",), (PICTURE,), ("b", PICTURE)]
+    pairs = tuple([((query,), document) for document in documents for query in ("q", "r")])
+    reply = await backend.run(ScoreParts(pairs), 5.0)
+
+    assert isinstance(reply, RerankReply)
+    sources = ["a", uri, f"b {uri}"]
+    logits = np.array([logit_of(query, text) for text in sources for query in ("q", "r")], np.float32)
+    assert np.allclose(reply.scores, sigmoid(logits))
+    assert reply.logits is not None
+    assert np.allclose(reply.logits, logits)
+    passages = [{"text": "a"}, {"image": uri}, {"text": "b", "image": uri}]
+    sent = [body for _, body in server.requests if body.get("passages") == passages]
+    assert ["q", "r"] == [body["query"]["text"] for body in sent]
+    with pytest.raises(InvalidWork, match="query is a text"):
+        await backend.run(ScoreParts((((PICTURE,), ("a",)),)), 5.0)
+    with pytest.raises(InvalidWork, match="one text, one image or both") as caught:
+        await backend.run(ScoreParts(((("q",), ("a",)), (("q",), (PICTURE, PICTURE)))), 5.0)
+    assert 1 == caught.value.input_index
+
+
+async def test_other_nims_refuse_documents_with_images() -> None:
+    backend = await opened(FakeNim(reranks=True), NIM | {"model": RANKER, "task": "rerank"})
+    assert Operation.RERANK_IMAGE not in (await backend.describe(5.0)).operations
+    with pytest.raises(UnsupportedWork, match="none with images"):
+        await backend.run(ScoreParts(((("q",), (PICTURE,)),)), 5.0)
 
 
 async def test_a_nim_on_own_machines_costs_nothing_and_a_hosted_one_does() -> None:

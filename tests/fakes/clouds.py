@@ -129,11 +129,21 @@ class FakeNim(FakeServer):
     def _rank(self, body: dict[str, Any]) -> Any:
         if body.keys() - {"model", "query", "passages", "truncate"}:
             raise ErrorReply(422, {"detail": [{"msg": f"fields: {sorted(body)}"}]})
-        query, passages = body["query"]["text"], [passage["text"] for passage in body["passages"]]
+        query, passages = body["query"]["text"], [_passage(each, body["model"]) for each in body["passages"]]
         ranked = [{"index": i, "logit": logit_of(query, text)} for i, text in enumerate(passages)]
         ranked.sort(key=lambda item: -float(item["logit"]))
         tokens = rerank_tokens({"query": query, "documents": passages})
         return {"rankings": ranked, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+
+
+def _passage(fields: dict[str, str], model: str) -> str:
+    """Return the text of a passage; of an image, which some models read, its address. Raises: ErrorReply."""
+    allowed = {"text", "image"} if "rerank-vl" in model else {"text"}
+    if not fields or fields.keys() - allowed or "" in fields.values():
+        raise ErrorReply(422, {"detail": [{"msg": f"passage: {sorted(fields)}"}]})
+    if not fields.get("image", "data:image/png;base64,").startswith("data:image/"):
+        raise ErrorReply(400, {"error": "the image is not a data URL"})
+    return " ".join(fields.values())
 
 
 class FakeWatsonx(FakeServer):
