@@ -9,6 +9,7 @@ import os
 import re
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 from backends.contract import ReplicaSpec
 from backends.contract.errors import CredentialMissing, CredentialRefused, ModelUnavailable
@@ -23,6 +24,11 @@ from backends.http.credentials import (
 from backends.http.egress import proxy_of, proxy_passwords
 
 SCOPE = "https://cognitiveservices.azure.com/.default"
+# Of clouds with hosts of their own: the governments' of the United States, and China's.
+SCOPES = {
+    ".azure.us": "https://cognitiveservices.azure.us/.default",
+    ".azure.cn": "https://cognitiveservices.azure.cn/.default",
+}
 AUTHORITY = "https://login.microsoftonline.com"
 # The chain ends at the first credential that fails otherwise than for want of its settings or its program.
 ATTEMPT = re.compile(r"\w+Credential: .+")
@@ -57,14 +63,14 @@ def entra_token(spec: ReplicaSpec) -> BearerToken:
     except ImportError as error:
         raise ModelUnavailable("`azure.entra` needs the extra `azure`") from error
     silence("azure", "msal")
-    options = _options(spec)
+    options, scope = _options(spec), scope_of(spec.address)
     kept: list[DefaultAzureCredential] = []
 
     def fetch() -> AccessToken[str]:
         if not kept:
             kept.append(DefaultAzureCredential(**options))
         try:
-            token = kept[0].get_token(SCOPE)
+            token = kept[0].get_token(scope)
         except ClientAuthenticationError as error:
             secrets = [os.environ.get(name, "") for name in SECRET_VARIABLES]
             secrets += proxy_passwords(spec.proxy)
@@ -80,6 +86,12 @@ def entra_token(spec: ReplicaSpec) -> BearerToken:
             credential.close()
 
     return BearerToken(TokenSource(fetch_in_thread), close)
+
+
+def scope_of(address: str) -> str:
+    """Return the scope of tokens for a resource, by the cloud that its host is in."""
+    host = urlsplit(address).hostname or ""
+    return next((scope for end, scope in SCOPES.items() if host.endswith(end)), SCOPE)
 
 
 def _refusal(words: str) -> CredentialRefused:

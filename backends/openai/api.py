@@ -287,8 +287,10 @@ def decode_rerank(
 # --- errors, and the I/O
 
 
-# Codes and types of the error that a model does not exist, of OpenAI, Azure and Mistral.
-NO_MODEL = frozenset({"model_not_found", "DeploymentNotFound", "invalid_model"})
+# Codes and types of the error that a model does not exist, of OpenAI, Azure, Mistral and Jina.
+NO_MODEL = frozenset({"model_not_found", "DeploymentNotFound", "invalid_model", "INPUT_MODEL_NOT_FOUND"})
+# Those of an account that is used up, of OpenAI and Jina.
+SPENT = frozenset({"insufficient_quota", "AUTHZ_INSUFFICIENT_BALANCE", "AUTHZ_RESOURCE_LIMIT_EXCEEDED"})
 # Of a request whose inputs together are too many: Mistral's words, and OpenAI's.
 TOO_MANY = ("too many inputs in request", "tokens per request")
 
@@ -309,7 +311,7 @@ def failure(response: UpstreamResponse) -> BackendError:
             return refused_input(error)
         case 202:
             return ReplicaUnavailable("the upstream put the request into a queue, which is not followed here")
-        case 429 if "insufficient_quota" in (error.code, error.type):
+        case 403 | 429 if SPENT.intersection((error.code, error.type)):
             return account_spent()
     return status_error(response)
 

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from backends.azure.entra import scope_of
 from backends.contract import (
     Backend,
     Embed,
@@ -27,6 +28,7 @@ from backends.contract.errors import (
     CredentialMissing,
     CredentialRefused,
     InvalidWork,
+    ModelNotServed,
     ReplicaFailed,
     ReplicaOverloaded,
     ReplicaUnavailable,
@@ -142,6 +144,19 @@ async def test_coheres_reranker_of_foundry(path: str, requested: str, small_file
     assert requested == server.requests[-1][0]
     assert "Bearer azure-key-1234" == server.headers[-1]["authorization"]
     assert "api-key" not in server.headers[-1]
+
+
+@pytest.mark.parametrize(
+    ("address", "scope"),
+    [
+        ("https://name.openai.azure.com", "https://cognitiveservices.azure.com/.default"),
+        ("https://name.openai.azure.us/openai/v1", "https://cognitiveservices.azure.us/.default"),
+        ("https://name.openai.azure.cn", "https://cognitiveservices.azure.cn/.default"),
+        ("https://azure.us.example.org", "https://cognitiveservices.azure.com/.default"),
+    ],
+)
+def test_scope_of_entra_is_that_of_the_cloud(address: str, scope: str) -> None:
+    assert scope == scope_of(address)
 
 
 class FakeIdentity(FakeServer):
@@ -410,6 +425,23 @@ def test_a_long_input_is_known_in_every_form_of_an_error(body: bytes) -> None:
     words = b"Input length 523 exceeds maximum allowed token size 512"
     error = openai_failure(UpstreamResponse(400, {}, body % words))
     assert "maximum context length is 512 tokens" in error.message
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected", "pause_s"),
+    [
+        (403, "AUTHZ_INSUFFICIENT_BALANCE", ReplicaOverloaded, 60.0),
+        (403, "AUTHZ_RESOURCE_LIMIT_EXCEEDED", ReplicaOverloaded, 60.0),
+        (429, "RATE_TOKEN_LIMIT_EXCEEDED", ReplicaOverloaded, None),
+        (401, "AUTH_INVALID_API_KEY", CredentialRefused, None),
+        (403, "AUTHZ_OTHER", CredentialRefused, None),
+        (400, "INPUT_MODEL_NOT_FOUND", ModelNotServed, None),
+    ],
+)
+def test_errors_of_jina(status: int, code: str, expected: type[Exception], pause_s: float | None) -> None:
+    body = msgspec.json.encode({"detail": "words", "code": code, "request_id": "1"})
+    error = openai_failure(UpstreamResponse(status, {}, body))
+    assert (expected, pause_s) == (type(error), error.retry_after_s)
 
 
 @pytest.mark.parametrize(
