@@ -121,7 +121,7 @@ $(ISSUER)/node_modules: $(ISSUER)/package-lock.json
 	@mkdir -p $@ && touch $@
 
 test: .venv/installed-dev $(ISSUER)/node_modules ## run the tests
-	$(TEST_ENV) $(BIN)/python -m pytest $(PARALLEL)
+	$(TEST_ENV) $(BIN)/python -m pytest $(PARALLEL) $(SELECTED)
 
 # No package index has a build of it. Elsewhere, its releases have both programs.
 prometheus: ## install Prometheus, which the tests of dashboards and alerts need, from the packages of Debian or Ubuntu
