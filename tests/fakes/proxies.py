@@ -57,7 +57,12 @@ http_access deny all
 def program_of(kind: ProxyKind) -> str | None:
     """Return the path of a proxy's program, None if it is not installed."""
     name = kind.removesuffix("-tls")
-    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
+    program = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
+    if program is not None and kind == "squid-tls":
+        # Not every squid is built with TLS.
+        built = subprocess.run([program, "-v"], check=True, capture_output=True, text=True).stdout
+        return program if "gnutls" in built or "openssl" in built else None
+    return program
 
 
 def _command(
