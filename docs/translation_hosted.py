@@ -120,6 +120,9 @@ def _openai_rows() -> Iterator[Row]:
         yield _openai_row(f"`{kind}`", "all", shape_of(settings))
         if (ranker := RANKERS_OF_IMAGES.get(kind)) is not None:
             yield _openai_row(f"`{kind}`", f"`{ranker}`", shape_of(settings, ranker), embeds=False)
+        if kind == "nim":
+            embedder = "nvidia/llama-nemotron-embed-vl-1b-v2"
+            yield _openai_row("`nim`", f"`{embedder}`", shape_of(ApiSettings("nim"), embedder))
         if kind == "voyage":
             yield _openai_row(f"`{kind}`", f"`{VOYAGE_MULTIMODAL}-…`", shape_of(settings, VOYAGE_MULTIMODAL))
     for name, vendor in sorted(VENDORS.items()):

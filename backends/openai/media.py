@@ -5,7 +5,7 @@ Source: Jina's OpenAPI document 2026.04.02, Cohere's API reference (v2, embed), 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,22 +49,38 @@ def media_requests(work: EmbedParts, shape: ApiShape) -> list[MediaRequest]:
 
 
 def _whole(work: EmbedParts, shape: ApiShape) -> list[MediaRequest]:
-    """Return the request of an API whose inputs may differ in kind."""
-    places = range(len(work.inputs))
+    """Return the request of an API whose inputs may differ in kind. Raises: InvalidWork."""
+    inputs: list[Any]
     if shape.media == "content":
         inputs = [{"content": [_voyage_part(part) for part in parts]} for parts in work.inputs]
-        return [MediaRequest({shape.inputs: inputs}, places)]
-    return [MediaRequest({shape.inputs: [_jina_input(work.inputs[i], i) for i in places]}, places)]
+    else:
+        singles = [_single(parts, index) for index, parts in enumerate(work.inputs)]
+        inputs = [
+            _nim_input(part, work) if shape.media == "strings" else _jina_input(part) for part in singles
+        ]
+    return [MediaRequest({shape.inputs: inputs}, range(len(work.inputs)))]
 
 
-def _jina_input(parts: Sequence[Part], index: int) -> Body:
-    """Return an input of Jina's. Raises: InvalidWork."""
+def _single(parts: Sequence[Part], index: int) -> Part:
+    """Return the only part of an input. Raises: InvalidWork."""
     if len(parts) != 1:
         raise InvalidWork(
             f"this upstream has a vector for one text or one image; input {index} is more", input_index=index
         )
-    (part,) = parts
+    return parts[0]
+
+
+def _jina_input(part: Part) -> Body:
     return {"text": part} if isinstance(part, str) else {"image": base64_of(part)}
+
+
+def _nim_input(part: Part, work: EmbedParts) -> str:
+    """Return an input of NIM's. Raises: InvalidWork."""
+    if isinstance(part, str):
+        return part
+    if work.prompt_name == "query":
+        raise InvalidWork("this upstream reads images as documents only, not as queries")
+    return data_uri(part)
 
 
 def _voyage_part(part: Part) -> Body:

@@ -116,6 +116,8 @@ PERPLEXITY_CONTEXT = "pplx-embed-context"
 # Rerankers that read images, of Jina and of NVIDIA.
 JINA_MULTIMODAL_RANKER = "jina-reranker-m0"
 NIM_MULTIMODAL_RANKER = "rerank-vl"
+# Models of other names would embed the letters of a picture.
+NIM_MULTIMODAL_EMBEDDER = "embed-vl"
 # Jina's models that take `late_chunking`.
 JINA_LATE_CHUNKING = frozenset({"jina-embeddings-v3", "jina-embeddings-v4"})
 
@@ -151,6 +153,8 @@ def shape_of(settings: ApiSettings, model: str | None = None, address: str = "")
         shape = msgspec.structs.replace(shape, chunks="field")
     if settings.kind == "jina" and name == JINA_MULTIMODAL_RANKER:
         shape = msgspec.structs.replace(shape, rerank_media="objects")
+    if settings.kind == "nim" and NIM_MULTIMODAL_EMBEDDER in name:
+        shape = msgspec.structs.replace(shape, media="strings")
     if settings.kind == "nim" and NIM_MULTIMODAL_RANKER in name:
         shape = msgspec.structs.replace(shape, rerank_media="passages")
     types = shape.input_type if settings.input_type is None else settings.input_type

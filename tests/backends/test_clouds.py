@@ -12,6 +12,7 @@ from backends.azure.entra import scope_of
 from backends.contract import (
     Backend,
     Embed,
+    EmbedParts,
     EmbedReply,
     Image,
     Operation,
@@ -303,6 +304,30 @@ async def test_nim_ranks_by_logits(hosted: bool) -> None:
 
 
 PICTURE = Image(encoded(noise(9, 7, 1)), "image/png", 9, 7)
+
+
+async def test_nim_embeds_images_as_documents() -> None:
+    server = FakeNim()
+    backend = await opened(server, NIM | {"model": "nvidia/llama-nemotron-embed-vl-1b-v2"})
+    assert Operation.EMBED_IMAGE in (await backend.describe(5.0)).operations
+    reply = await backend.run(EmbedParts((("a",), (PICTURE,))), 5.0)
+
+    assert isinstance(reply, EmbedReply)
+    assert np.allclose(reply.vectors, [vector_of("a"), vector_of(data_uri(PICTURE))])
+    assert ["a", data_uri(PICTURE)] == server.requests[-1][1]["input"]
+    with pytest.raises(InvalidWork, match="as documents only"):
+        await backend.run(EmbedParts(((PICTURE,),), prompt_name="query"), 5.0)
+    with pytest.raises(InvalidWork, match="input 0 is more"):
+        await backend.run(EmbedParts((("a", PICTURE),)), 5.0)
+
+
+async def test_other_nims_are_sent_no_images() -> None:
+    server = FakeNim()
+    backend = await opened(server, NIM)
+    assert Operation.EMBED_IMAGE not in (await backend.describe(5.0)).operations
+    with pytest.raises(UnsupportedWork):
+        await backend.run(EmbedParts(((PICTURE,),)), 5.0)
+    assert "data:" not in str(server.requests)
 
 
 async def test_nim_ranks_documents_with_images() -> None:

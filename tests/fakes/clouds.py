@@ -123,6 +123,9 @@ class FakeNim(FakeServer):
         if max(map(tokens_of, body["input"])) > 16 and body.get("truncate", "NONE") == "NONE":
             message = "Input length 17 exceeds maximum allowed token size 16"
             raise ErrorReply(400, {"object": "error", "message": message})
+        pictures = [text for text in body["input"] if text.startswith("data:image/")]
+        if pictures and ("embed-vl" not in body["model"] or body["input_type"] != "passage"):
+            raise ErrorReply(400, {"error": "images are passages of a model that reads them"})
         prefix = "" if body["input_type"] == "passage" else "query: "
         return _embeddings(body, [prefix + text for text in body["input"]])
 
