@@ -23,6 +23,7 @@ from backends.contract import (
     Operation,
     Places,
     Rerank,
+    Score,
     ScoreParts,
 )
 from backends.contract import Work as BackendWork
@@ -38,6 +39,7 @@ from backends.instructions import (
 from gateway.calls import (
     Call,
     Deadline,
+    Similarity,
     Work,
     default_truncation,
     truncation,
@@ -302,6 +304,7 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
             "separate requests only: name a reranker"
         )
     _check_pages(call.work, by_vectors)
+    _check_uncut_pairs(call, by_vectors, capabilities)
     _check_late_chunking(call.work, capabilities)
     _check_no_media_texts(call.work, capabilities)
     work = plain = cast("BackendWork", call.work if by_vectors is None else by_vectors.work)
@@ -354,6 +357,20 @@ def _check_pages(work: Work, by_vectors: VectorScores | None) -> None:
             raise InvalidInput(f"this model ranks images: document {index} has a text", param="documents")
 
 
+def _check_uncut_pairs(
+    call: Call, by_vectors: VectorScores | None, capabilities: Capabilities | None
+) -> None:
+    """Check that no pair with images is cut by its caller, which no reranker does. Raises: InvalidInput."""
+    if by_vectors is not None or capabilities is None or not isinstance(call.work, ScoreParts):
+        return
+    length, most = call.prompt_tokens, capabilities.max_input_tokens
+    if length is not None and (most is None or length < most):
+        raise InvalidInput(
+            "this model cuts no pair with images: leave out `truncate_prompt_tokens`",
+            param="truncate_prompt_tokens",
+        )
+
+
 def _check_no_media_texts(work: Work, capabilities: Capabilities | None) -> None:
     """Check that no text is a picture or a recording, for a model that could read it. Raises: InvalidInput.
 
@@ -364,7 +381,12 @@ def _check_no_media_texts(work: Work, capabilities: Capabilities | None) -> None
     named: Sequence[tuple[str, Sequence[str]]] = ()
     if isinstance(work, Rerank):
         named = (("the query", (work.query,)), ("document {}", work.documents))
-    elif isinstance(work, Embed | Encode) and work.chat is None:
+    elif isinstance(work, Score):
+        named = (
+            ("text 1 of pair {}", [first for first, _ in work.pairs]),
+            ("text 2 of pair {}", [second for _, second in work.pairs]),
+        )
+    elif isinstance(work, Similarity) or (isinstance(work, Embed | Encode) and work.chat is None):
         named = (("input {}", work.inputs),)
     for name, texts in named:
         for index, text in enumerate(texts):

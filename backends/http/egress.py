@@ -11,7 +11,8 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from backends.contract import NO_PROXY, ReplicaSpec
+from backends.contract import NO_PROXY, PROXY_SCHEMES, ReplicaSpec
+from backends.contract.errors import ReplicaUnavailable
 from backends.http.client import IDLE_S, Authorizer, ConnectionOptions, UpstreamClient
 from backends.http.faults import CONNECT_TIMEOUT_S
 from backends.http.httpx_transport import HttpxTransport
@@ -21,6 +22,10 @@ from backends.http.tls import tls_context
 OpenClient: TypeAlias = Callable[[ReplicaSpec, Authorizer | None], UpstreamClient]
 # Ports of addresses that name none, as NO_PROXY may name them.
 PORTS = {"http": 80, "https": 443}
+NO_ADDRESS = (
+    "the environment's proxy for it is no address such as http://host:3128: set HTTPS_PROXY, HTTP_PROXY or "
+    "ALL_PROXY, or `proxy` of the upstream"
+)
 # h2 is in the extra `egress`.
 HAS_HTTP2 = importlib.util.find_spec("h2") is not None
 
@@ -50,7 +55,8 @@ def proxy_passwords(configured: str | None) -> list[str]:
 def _is_exempt(url: httpx.URL, entries: str) -> bool:
     """Return True if NO_PROXY exempts an address in a form that urllib does not know.
 
-    These are networks, addresses of IPv6 in brackets, `*.example.com`, and the port that a scheme implies.
+    These are networks, addresses of IPv6 in brackets, `*` in a list, `*.example.com`, and the port that a
+    scheme implies.
     """
     port = url.port or PORTS.get(url.scheme)
     return any(_exempts(entry.strip().lower(), url.host, port) for entry in entries.split(","))
@@ -58,10 +64,12 @@ def _is_exempt(url: httpx.URL, entries: str) -> bool:
 
 def _exempts(entry: str, host: str, port: int | None) -> bool:
     name, _, named_port = entry.rpartition(":")
-    if named_port.isdigit() and (name.endswith("]") or ":" not in name):
-        if int(named_port) != port:
+    if named_port.isdecimal() and (name.endswith("]") or ":" not in name):
+        if named_port != str(port):
             return False
         entry = name
+    if entry == "*":
+        return True
     entry = entry.strip("[]")
     try:
         network = ip_network(entry, strict=False)
@@ -82,19 +90,32 @@ def open_egress(
     authorizer: adds the credentials of each request, None if they are in `spec.headers`.
     """
     proxy = proxy_of(spec.address, spec.proxy)
-    options = ConnectionOptions(tls=spec.tls, idle_s=idle_s, report=spec.report, proxy=proxy)
+    is_usable = proxy is None or _is_proxy(proxy)
+    used = proxy if is_usable else None
+    options = ConnectionOptions(tls=spec.tls, idle_s=idle_s, report=spec.report, proxy=used)
 
     def open_transport() -> httpx.AsyncBaseTransport:
+        if not is_usable:
+            raise ReplicaUnavailable(NO_ADDRESS)
         limits = httpx.Limits(keepalive_expiry=idle_s)
         return httpx.AsyncHTTPTransport(
             tls_context(spec.tls, "httpx"),
             http2=HAS_HTTP2,
             limits=limits,
-            proxy=None if proxy is None else _proxy(proxy, spec),
+            proxy=None if used is None else _proxy(used, spec),
         )
 
     transport = HttpxTransport(open_transport, CONNECT_TIMEOUT_S, spec.report)
     return UpstreamClient(spec.address, spec.headers, options, transport=transport, authorizer=authorizer)
+
+
+def _is_proxy(url: str) -> bool:
+    """Return whether a URL could be that of a proxy; the environment may have any text in its place."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parsed.scheme in PROXY_SCHEMES and bool(parsed.host)
 
 
 def _proxy(url: str, spec: ReplicaSpec) -> httpx.Proxy:

@@ -5,6 +5,8 @@ import struct
 from collections.abc import Container, Sequence
 from typing import Any
 
+import pybase64
+
 from backends.contract import Audio, Chat, EmbedParts, Image, Operation, Output, Part
 from backends.contract.errors import UnsupportedWork
 
@@ -24,7 +26,8 @@ PROBE_RATE = 16_000
 
 def base64_of(part: Image | Audio) -> str:
     """Return a picture or recording in base64."""
-    return base64.b64encode(part.data).decode()
+    encoded: str = pybase64.b64encode_as_string(part.data)
+    return encoded
 
 
 def data_uri(part: Image | Audio) -> str:

@@ -6,7 +6,7 @@ normalization has had three names, and most models refuse `dimensions`.
 """
 
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeAlias
 
 import msgspec
@@ -53,6 +53,7 @@ from backends.contract.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
     UnsupportedWork,
+    input_too_long,
 )
 from backends.contract.refusals import check_no_instruction, refused_chunks, refused_pairs
 from backends.contract.vectors import shape_vectors, sigmoid
@@ -97,9 +98,9 @@ from backends.vllm.wire import (
     explain_refusal,
     failure,
     input_fields,
-    pair_body,
     parts_body,
     restore_status,
+    side_of,
     tokenize_body,
     tokens_of,
 )
@@ -401,9 +402,10 @@ class VllmBackend(HttpBackend):
             raise UnsupportedWork("`dimensions` does not apply to multivector output; leave it out")
         path = EMBEDDINGS if is_dense else POOLING
         bodies = [parts_body(work, index, profile.raw_vectors) for index in range(len(work.inputs))]
+        remaining_s = countdown(timeout_s)
 
         async def embed(body: Body) -> tuple[Vectors, int]:
-            response = await self._post(path, body | {"model": profile.model}, timeout_s, 1)
+            response = await self._post(path, body | {"model": profile.model}, remaining_s(), 1)
             if response.status != 200:
                 raise explain_refusal(failure(response), work.chat or Chat())
             if is_dense:
@@ -424,23 +426,26 @@ class VllmBackend(HttpBackend):
         """Score each pair by a request of its own, some at a time: releases differ in lists with pictures."""
         if not profile.scored_images:
             raise refused_pairs()
-        if work.max_tokens is not None:
-            raise UnsupportedWork("vLLM cuts no pair with images: leave out `truncate_prompt_tokens`")
-        options = _score_options(work, profile)
+        options, remaining_s = _score_options(work, profile), countdown(timeout_s)
+        # The pairs of a query follow each other, and its pictures may be large.
+        query_side = lru_cache(maxsize=1)(side_of)
 
         async def score(pair: PartsPair) -> tuple[Vectors, int]:
-            body = pair_body(pair) | options | {"model": profile.model}
-            response = await self._post(SCORE, body, timeout_s, 1)
+            sides = {"text_1": query_side(pair[0]), "text_2": side_of(pair[1])}
+            response = await self._post(SCORE, sides | options | {"model": profile.model}, remaining_s(), 1)
             if response.status != 200:
                 raise failure(response)
             scores, tokens = decode_scores(response, 1)
             if tokens is None:
                 raise ReplicaFailed("the upstream reported no usage")
+            # The length that all upstreams of the model have; vLLM cuts no pair with images.
+            if work.max_tokens is not None and tokens > work.max_tokens:
+                raise input_too_long(work.max_tokens, f"{tokens} tokens")
             return scores, tokens
 
         found = await run_some(score, work.pairs, PARTS_IN_FLIGHT)
         counted = sum(tokens for _, tokens in found)
-        # Without a length in the request vLLM refuses what is too long.
+        # Without a length in the request vLLM refuses what is longer than the model.
         return _ranked(np.concatenate([scores for scores, _ in found]), counted, (), work, profile)
 
     async def _run_tokenizer(

@@ -32,7 +32,7 @@ from backends.vllm.wire import (
     decode_tokenize,
     failure,
     is_own_error,
-    pair_body,
+    side_of,
     tokenize_body,
 )
 
@@ -339,7 +339,8 @@ async def _scores_images(send: SendRequest) -> bool:
     counts = []
     for document in ((probe_image(), "a"), ("a",)):
         try:
-            response = await send(SCORE, pair_body((("a",), document)) | {"use_activation": False})
+            sides = {"text_1": "a", "text_2": side_of(document)}
+            response = await send(SCORE, sides | {"use_activation": False})
             if response.status != 200:
                 return False
             counts.append(decode_scores(response, 1)[1] or 0)

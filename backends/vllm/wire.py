@@ -18,7 +18,6 @@ from backends.contract import (
     Encode,
     Output,
     Part,
-    PartsPair,
     Token,
     Turn,
     Turns,
@@ -159,18 +158,13 @@ def _messages(turns: Turns, parts: Sequence[Part]) -> list[Body]:
     return messages
 
 
-def pair_body(pair: PartsPair) -> Body:
-    """Return the two sides of a request for the score of one pair with pictures.
+def side_of(parts: Sequence[Part]) -> msgspec.Raw:
+    """Return one side of a pair with pictures, as the JSON of `text_1` or `text_2`.
 
     A lone text is a text, so that its score does not depend on the other side.
     """
-    return {"text_1": _side(pair[0]), "text_2": _side(pair[1])}
-
-
-def _side(parts: Sequence[Part]) -> Any:
-    if len(parts) == 1 and isinstance(parts[0], str):
-        return parts[0] or " "
-    return {"content": content_of(parts)}
+    is_text = len(parts) == 1 and isinstance(parts[0], str)
+    return msgspec.Raw(msgspec.json.encode((parts[0] or " ") if is_text else {"content": content_of(parts)}))
 
 
 def _template_fields(chat: Chat) -> Body:

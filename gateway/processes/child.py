@@ -74,13 +74,13 @@ class Child:
         loop = asyncio.get_running_loop()
         while not self._stopping:
             started_s = loop.time()
-            code = await self._run_once()
+            end = await self._run_once()
             if self._stopping:
                 return
             if loop.time() - started_s > STABLE_S:
                 delay_s = RESTART_DELAY_MIN_S
-            logger.warning("%s exited (%s); restarting it", self.name, _describe_exit(code))
-            self._on_exit("hung" if self._hung else "ended", _describe_exit(code))
+            logger.warning("%s exited (%s); restarting it", self.name, end)
+            self._on_exit("hung" if self._hung else "ended", end)
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, RESTART_DELAY_MAX_S)
 
@@ -120,7 +120,8 @@ class Child:
                 process.kill()
                 await process.wait()
 
-    async def _run_once(self) -> int:
+    async def _run_once(self) -> str:
+        """Run the process once, and return how it ended."""
         self._hung = False
         read_fd, write_fd = os.pipe()
         output = None if self._on_output is None else await _Output.open(self._on_output)
@@ -141,6 +142,10 @@ class Child:
                 start_new_session=True,
                 env=self._spec.environment,
             )
+        except OSError as error:
+            # Such as at a limit on processes, which may have room for it later.
+            os.close(read_fd)
+            return f"it could not be started: {error.strerror or error}"
         finally:
             os.close(write_fd)
             if output_fd is not None:
@@ -152,7 +157,7 @@ class Child:
         await reading
         if output is not None:
             await output.finish()
-        return code
+        return _describe_exit(code)
 
 
 class _Output(asyncio.Protocol):

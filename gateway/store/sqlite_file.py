@@ -4,6 +4,7 @@ Every call runs on one thread of its own, because SQLite blocks.
 """
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ from gateway.store.errors import StoreUnavailable
 IN_MEMORY = ":memory:"
 BUSY_S = 5.0
 Result = TypeVar("Result")
+
+logger = logging.getLogger("gateway")
 
 
 class SqliteFile:
@@ -87,8 +90,12 @@ class SqliteFile:
         except sqlite3.DatabaseError as error:
             if self._path is None or isinstance(error, sqlite3.OperationalError):
                 raise
-            # The file is no database. It stays for the operator to look at.
-            self._path.replace(self._path.with_suffix(".unreadable"))
+            # The file is no database, or damaged. It stays for the operator to look at.
+            aside = self._path.with_suffix(".unreadable")
+            self._path.replace(aside)
+            logger.warning(
+                "%s is unreadable (%s): an empty one replaces it; see %s", self._path, error, aside
+            )
             self._connection = self._connect()
         return self._connection
 
@@ -106,6 +113,7 @@ class SqliteFile:
             database.execute("PRAGMA journal_mode = WAL")
             # A kill of the process loses nothing; a crash of the machine may lose the last minutes.
             database.execute("PRAGMA synchronous = NORMAL")
+            _check_pages(database)
             database.execute("BEGIN IMMEDIATE")
             if database.execute("PRAGMA user_version").fetchone() != (self._layout,):
                 for name in self._dropped:
@@ -118,3 +126,13 @@ class SqliteFile:
             database.close()
             raise
         return database
+
+
+def _check_pages(database: sqlite3.Connection) -> None:
+    """Check all pages: damage behind the first would fail every call, also after a restart.
+
+    Raises: sqlite3.DatabaseError.
+    """
+    (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise sqlite3.DatabaseError(found.splitlines()[-1])

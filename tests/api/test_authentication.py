@@ -121,6 +121,12 @@ def test_a_key_is_read_from_every_form_of_authorization(sent: str, key: str | No
         ("203.0.113.9", "1.2.3.4", "203.0.113.9"),
         ("10.0.0.1", "", "10.0.0.1"),
         ("10.0.0.1", "nonsense", "nonsense"),
+        ("10.0.0.1", "203.0.113.7:50123", "203.0.113.7"),
+        ("10.0.0.1", "203.0.113.7, 10.0.0.2:443", "203.0.113.7"),
+        ("10.0.0.1", "[2001:db8::7]:50123", "2001:db8::7"),
+        ("10.0.0.1", "[2001:db8::7]", "2001:db8::7"),
+        ("10.0.0.1", "2001:db8::7", "2001:db8::7"),
+        ("10.0.0.1", "nonsense:1", "nonsense:1"),
     ],
 )
 def test_a_forwarded_address_counts_behind_a_trusted_proxy(peer: str, forwarded: str, address: str) -> None:

@@ -83,12 +83,14 @@ def test_the_smallest_network_that_has_an_address_decides(peer: str, tenant: str
         # What the caller had written before is not what the proxy has seen.
         ("192.0.2.1", "10.1.2.3, 203.0.113.7", None),
         ("192.0.2.1", "203.0.113.7, 10.1.2.3", "lab"),
+        # Some proxies add the port of the connection.
+        ("192.0.2.1", "10.1.2.3:4711", "lab"),
         # It has stated nobody, itself, or nonsense.
         ("10.0.0.1", "", None),
         ("::ffff:10.0.0.1", "", None),
         ("10.0.0.1", "10.0.0.1", None),
         ("192.0.2.1", "nonsense", None),
-        ("192.0.2.1", "10.1.2.3:4711", None),
+        ("192.0.2.1", "10.1.2.3:port", None),
         # Anybody can write the header.
         ("203.0.113.7", "10.1.2.3", None),
         # A proxy in the network that is not trusted: who is behind it is not known, whatever it states.

@@ -340,6 +340,31 @@ async def test_options_of_a_rerank_reach_a_reranker_of_pictures(boot: Boots) -> 
     assert (400, True) == (cut.status_code, "truncate_prompt_tokens" in cut.text)
 
 
+async def test_pairs_with_pictures_reach_each_upstream_of_a_model(boot: Boots) -> None:
+    long, short = (FakeVllm(task="classify", images=True, max_tokens=length) for length in (32, 16))
+    config = """
+upstreams:
+  long: {backend: vllm, replicas: ["http://long"]}
+  short: {backend: vllm, replicas: ["http://short"]}
+models: {clip: {upstreams: [{name: long}, {name: short}]}}
+"""
+    async with boot({"long": long, "short": short}, config) as gateway:
+        judge = gateway.application.gateway.serving.groups["clip"].judge
+        await until(lambda: {"serving"} == {each.standing for each in judge.judgements.values()})
+        for _ in range(4):
+            reply = await gateway.post("/v1/rerank", {"query": "q", "documents": [{"image": FIRST}]})
+            assert 200 == reply.status_code, reply.text
+        refused = await gateway.post("/v1/rerank", {"query": "q " * 40, "documents": [{"image": FIRST}]})
+
+    scored = [
+        [body for path, body in server.requests if path == "/v1/score" and body["text_1"] == "q"]
+        for server in (long, short)
+    ]
+    assert all(scored)
+    assert 4 == sum(map(len, scored))
+    assert 400 == refused.status_code
+
+
 async def test_equal_pairs_are_scored_once_and_counted_each(boot: Boots) -> None:
     tenants = f'tenants: {{t: {{keys: ["{key_digest(KEY)}"], limits: {{images_per_minute: 7}}}}}}\n'
     server = FakeVllm(task="classify", images=True)
@@ -386,12 +411,53 @@ async def test_other_media_are_not_ranked(boot: Boots, path: str, kind: str) -> 
     assert ("video_url" if kind == "video_url" else "is sound") in reply.text
 
 
-async def test_a_picture_as_a_text_is_refused_by_a_reranker_of_pictures(boot: Boots) -> None:
-    async with boot({"one": FakeVllm(task="classify", images=True)}, config_of("vllm", "")) as gateway:
-        reply = await gateway.post("/v1/rerank", {"query": "q", "documents": ["a", FIRST]})
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/rerank", {"query": "q", "documents": ["a", FIRST]}, "document 1"),
+        ("/score", {"text_1": "q", "text_2": ["a", FIRST]}, "text 2 of pair 1"),
+        ("/score", {"text_1": ["q", FIRST], "text_2": ["a", "b"]}, "text 1 of pair 1"),
+        ("/v1/score/clip", {"query": {"text": "q"}, "items": [{"text": FIRST}]}, "document 0"),
+    ],
+)
+async def test_a_picture_as_a_text_is_refused_by_a_reranker_of_pictures(
+    boot: Boots, path: str, body: dict[str, Any], named: str
+) -> None:
+    server = FakeVllm(task="classify", images=True)
+    reply = await posted(boot({"one": server}, config_of("vllm", "")), path, body)
 
     assert 400 == reply.status_code
-    assert "document 1 is a picture or a recording in the place of a text" in reply.text
+    assert f"{named} is a picture or a recording in the place of a text" in reply.text
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        (picture_part(FIRST) | {"text": "a caption"}, "type 'image_url' with `text`"),
+        (picture_part(FIRST) | {"type": "text", "text": "a"}, "type 'text' with `image_url`"),
+        (picture_part(FIRST) | {"text": "", "audio_url": None}, None),
+    ],
+)
+async def test_a_part_has_the_content_of_its_type_only(
+    boot: Boots, part: dict[str, Any], named: str | None
+) -> None:
+    for server, path, body in (
+        (FakeVllm(images=True), "/v1/embeddings", message(part)),
+        (FakeVllm(task="classify", images=True), "/score", {"text_1": "q", "text_2": {"content": [part]}}),
+    ):
+        reply = await posted(boot({"one": server}, config_of("vllm", "")), path, body)
+        assert (200 if named is None else 400) == reply.status_code
+        assert named is None or named in reply.text
+
+
+async def test_a_part_of_voyages_has_the_content_of_its_type_only(boot: Boots) -> None:
+    part = {"type": "text", "text": "a caption", "image_base64": FIRST}
+    body = {"inputs": [{"content": [part]}]}
+    reply = await posted(
+        boot({"one": FakeVllm(images=True)}, config_of("vllm", "")), "/v1/multimodalembeddings", body
+    )
+
+    assert (400, True) == (reply.status_code, "type 'text' with `image_base64`" in reply.text)
 
 
 async def test_a_damaged_picture_of_a_pair_is_named(boot: Boots) -> None:
@@ -502,6 +568,7 @@ async def test_what_cannot_be_read_is_refused_by_name(
         ("/infinity/embeddings", {"input": [FIRST]}, "input 0"),
         ("/v1/rerank", {"query": FIRST, "documents": ["a"]}, "the query"),
         ("/v1/rerank", {"query": "a", "documents": ["a", FIRST]}, "document 1"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": [FIRST]}}, "input 1"),
     ],
 )
 async def test_a_picture_as_a_text_is_refused_by_a_model_of_pictures(

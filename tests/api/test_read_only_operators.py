@@ -1,6 +1,7 @@
 """A key with the scope admin:read sees everything of operators, and changes nothing."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +57,18 @@ async def test_each_scope_of_an_operation_can_be_granted(boot: Boots, scope: str
     async with boot(servers, config) as gateway:
         owner = gateway.application.gateway.keyring.identify("k")
     assert frozenset({scope}) == owner.scopes
+
+
+async def test_the_reason_of_a_change_that_is_not_stored_is_in_the_log(
+    boot: Boots, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "state").write_text("no folder")
+    servers = {name: FakeTei() for name in ("tei-0", "tei-1", "rerank-0")}
+    headers = {"authorization": "Bearer operator"}
+    file = tmp_path / "state" / "tenants.json"
+    async with boot(servers, CONFIG + TENANTS, tenants_file=file) as gateway:
+        caplog.clear()
+        reply = await gateway.client.put("/admin/tenants/new", json={}, headers=headers)
+
+    assert (503, False) == (reply.status_code, str(tmp_path) in reply.text)
+    assert f"the store of tenants and keys is unavailable: {file} cannot be used" in caplog.text

@@ -300,6 +300,9 @@ async def test_a_proxy_that_is_not_there(authority: Authority) -> None:
         ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "[::1]:8443"}, "https://[::1]:8443", None, None),
         ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "[::1]:8443"}, "https://[::1]", None, "http://p:1"),
         ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "fd00::/8, x"}, "https://[fd00::2]", None, None),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "localhost, *"}, "https://api.test", None, None),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "api.test:²"}, "https://api.test", None, "http://p:1"),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": f"a:{'9' * 5000}"}, "https://a", None, "http://p:1"),
         ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": ""}, "https://api.test", None, "http://p:1"),
         ({"HTTPS_PROXY": "http://p:1"}, "https://api.test", "none", None),
         ({"NO_PROXY": "*"}, "https://api.test", "http://u:p@q:2", "http://u:p@q:2"),
@@ -316,6 +319,17 @@ def test_which_proxy_is_used(
         monkeypatch.setenv(name, value)
 
     assert expected == proxy_of(address, configured)
+
+
+@pytest.mark.parametrize("proxy", ["ftp://p:1", "http://[::", "://", "http://", "http://p:port"])
+async def test_a_proxy_of_the_environment_that_is_no_address_is_named(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    client = open_egress(ReplicaSpec("https://api.test"))
+    with pytest.raises(ReplicaUnavailable, match=r"the environment's proxy .* HTTPS_PROXY"):
+        await client.get("/models", PATIENCE_S)
+    await client.aclose()
 
 
 @pytest.mark.parametrize(("kind_", "proxied"), [("openai", False), ("voyage", True)])

@@ -1,5 +1,6 @@
 """Tests of the vLLM adapter: pure encode and decode functions, and the backend against several releases."""
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from backends.contract import (
     Embed,
+    EmbedParts,
     EmbedReply,
     Image,
     Operation,
@@ -25,6 +27,7 @@ from backends.contract import (
     Truncate,
 )
 from backends.contract.errors import (
+    AttemptTimedOut,
     BackendError,
     CredentialRefused,
     InvalidWork,
@@ -462,8 +465,12 @@ async def test_options_of_pairs_with_images_are_applied_or_refused() -> None:
 
     assert isinstance(reply, RerankReply)
     np.testing.assert_allclose([logit_of("find q", data_uri(probe_image()))], reply.scores, rtol=1e-5)
-    with pytest.raises(UnsupportedWork, match="truncate_prompt_tokens"):
-        await backend.run(work.with_lengths(Truncate.RIGHT, 4), 5.0)
+    # "find q", the separator and the address, with two special tokens.
+    whole = await backend.run(work.with_lengths(Truncate.RIGHT, 6), 5.0)
+    assert isinstance(whole, RerankReply)
+    assert reply.scores.tolist() == whole.scores.tolist()
+    with pytest.raises(InvalidWork, match="length is 5 tokens; this input has 6 tokens"):
+        await backend.run(work.with_lengths(Truncate.RIGHT, 5), 5.0)
     plain = await joined(FakeVllm(task="classify", images=True))
     with pytest.raises(UnsupportedWork, match="instruction"):
         await plain.run(work, 5.0)
@@ -474,3 +481,31 @@ async def test_a_pair_with_an_image_that_is_too_long_is_the_callers_error() -> N
 
     with pytest.raises(InvalidWork):
         await backend.run(ScoreParts(((("q",), (PICTURE, LONG)),)), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("server", "work"),
+    [
+        (
+            FakeVllm(task="classify", images=True, max_tokens=64),
+            ScoreParts(tuple([((f"q{index}",), (PICTURE,)) for index in range(9)])),
+        ),
+        (
+            FakeVllm(images=True, max_tokens=64),
+            EmbedParts(tuple([(f"a{index}", PICTURE) for index in range(9)])),
+        ),
+    ],
+    ids=["scores", "vectors"],
+)
+async def test_requests_of_one_piece_of_work_share_its_timeout(
+    server: FakeVllm, work: ScoreParts | EmbedParts
+) -> None:
+    backend = await joined(server)
+
+    async def answer_late(_: str, __: Any) -> None:
+        await asyncio.sleep(0.7)
+
+    server.hook = answer_late
+    # Eight are in flight at a time, and the ninth begins after more than half of the time.
+    with pytest.raises(AttemptTimedOut):
+        await backend.run(work, 1.0)

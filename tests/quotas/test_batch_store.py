@@ -367,13 +367,23 @@ async def test_changes_at_the_same_time_do_not_disturb_each_other(tmp_path: Path
     await store.aclose()
 
 
-async def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept_bytes", [0, 4096])
+async def test_a_damaged_file_is_put_aside(
+    tmp_path: Path, kept_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "jobs.sqlite"
-    path.write_bytes(b"this is no database, and never was one" * 100)
     store = SqliteJobStore(path)
     assert await store.unfinished(0) == []
-    assert path.with_suffix(".unreadable").exists()
     await store.aclose()
+    path.write_bytes(path.read_bytes()[:kept_bytes] + b"this is no database" * 4000)
+    assert not caplog.records
+
+    store = SqliteJobStore(path)
+    assert await store.unfinished(0) == []
+    await store.aclose()
+    assert path.with_suffix(".unreadable").exists()
+    assert f"{path} is unreadable" in caplog.text
+
     broken = SqliteJobStore(tmp_path / "jobs.unreadable" / "jobs.sqlite")
     with pytest.raises(StoreUnavailable, match=r"jobs\.sqlite cannot be used: File exists"):
         await broken.beat()

@@ -347,13 +347,23 @@ async def test_a_file_survives_a_kill_and_a_restart(tmp_path: Path) -> None:
     await store.aclose()
 
 
-async def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept_bytes", [0, 4096])
+async def test_a_damaged_file_is_put_aside(
+    tmp_path: Path, kept_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "history.sqlite"
-    path.write_bytes(b"this is no database, and never was one" * 100)
     store = HistoryInSqlite(path)
     assert await store.open_minutes() == []
-    assert path.with_suffix(".unreadable").exists()
     await store.aclose()
+    path.write_bytes(path.read_bytes()[:kept_bytes] + b"this is no database" * 4000)
+    assert not caplog.records
+
+    store = HistoryInSqlite(path)
+    assert await store.open_minutes() == []
+    await store.aclose()
+    assert path.with_suffix(".unreadable").exists()
+    assert f"{path} is unreadable" in caplog.text
+
     broken = HistoryInSqlite(tmp_path / "history.unreadable" / "history.sqlite")
     with pytest.raises(StoreUnavailable):
         await broken.open_minutes()

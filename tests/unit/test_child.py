@@ -23,6 +23,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
 
 
+def open_files() -> int:
+    """Return the number of descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 async def test_receives_lines_of_any_length() -> None:
     lines: list[bytes] = []
     child = Child(ChildSpec("talker", TALKER, environment()), lambda fd: str(fd).encode(), lines.append)
@@ -51,6 +56,31 @@ async def test_imports_nothing_from_the_current_folder(
     await asyncio.gather(running, return_exceptions=True)
 
     assert [] == lines
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    lines: list[bytes] = []
+    ends: list[tuple[str, str]] = []
+    # Longer than the system allows for one variable.
+    variables = {**environment(), "LONG": "a" * 4_000_000}
+    spec = ChildSpec("talker", TALKER, variables)
+    child = Child(spec, lambda fd: str(fd).encode(), lines.append, lambda *end: ends.append(end))
+    child.capture(lambda _: None)
+    before = open_files()
+    running = asyncio.create_task(child.keep_running())
+    async with asyncio.timeout(PATIENCE_S):
+        while len(ends) < 2:  # noqa: ASYNC110 - no event signals it
+            await asyncio.sleep(0.01)
+        left_open = open_files() - before
+        del variables["LONG"]
+        while not lines:  # noqa: ASYNC110 - no event signals it
+            await asyncio.sleep(0.01)
+    await child.stop(signal.SIGTERM, 10)
+    await running
+
+    assert ("ended", "it could not be started: Argument list too long") == ends[0]
+    assert "talker exited (it could not be started: Argument list too long); restarting it" in caplog.text
+    assert left_open <= 0
 
 
 EVERY_S = 0.01

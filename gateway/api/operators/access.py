@@ -1,5 +1,6 @@
 """Parts that operator endpoints share: their mark, the check of local requests, errors of the store."""
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from gateway.store.errors import StoreUnavailable
 OPERATORS = route_options(for_operators=True, needs_admin=True)
 # A name or an address in brackets, and a port.
 HOST = re.compile(r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[^:\[\]@]+))(?::\d{1,5})?")
+
+logger = logging.getLogger("gateway")
 
 
 def is_relayed(context: HttpContext) -> bool:
@@ -58,6 +61,8 @@ def store_errors() -> Iterator[None]:
     try:
         yield
     except StoreUnavailable as error:
+        # The reply, which tenants get too, names no path and no address.
+        logger.warning("the store of tenants and keys is unavailable: %s", error)
         raise QuotaUnavailable("the store of tenants and keys is unavailable") from error
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -24,6 +25,8 @@ PAGE_NEEDS_KEY = (
     "`sec-fetch-site`: send the header `Authorization: Bearer <key>`"
 )
 NAMED_HEADERS = "`x-goog-api-key`, or `Authorization: Bearer <key>`"
+# The address alone is in the first group, or in the second.
+HOP_WITH_PORT = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?|([0-9.]+):[0-9]+")
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
@@ -169,7 +172,7 @@ class Authenticator:
         forwarded = [hop.strip() for hop in b",".join(lines).decode("latin-1").split(",")]
         address = peer
         while self._is_trusted(address) and forwarded and forwarded[-1]:
-            address = forwarded.pop()
+            address = _without_port(forwarded.pop())
         return address
 
     def key_of(self, context: RequestContext) -> str | None:
@@ -223,6 +226,16 @@ class Authenticator:
 
     def _trusts(self, address: Address) -> bool:
         return any(address in network for network in self._trusted)
+
+
+def _without_port(hop: str) -> str:
+    """Return an address of x-forwarded-for without the port of a connection, which some proxies add.
+
+    Each connection would otherwise have an address, and guesses of keys, of its own.
+    Source: Azure Application Gateway's documentation, "how an application gateway works": IP:port.
+    """
+    match = HOP_WITH_PORT.fullmatch(hop)
+    return match[1] or match[2] if match else hop
 
 
 def _parsed(text: str) -> Address | None:

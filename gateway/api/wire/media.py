@@ -139,7 +139,18 @@ def part_of(part: ContentPart, field: str) -> SourcePart:
             "`data:` URI, or input_audio, in the field of that name",
             param=field,
         )
+    check_sole_content(part, part.type, field)
     return found
+
+
+def check_sole_content(part: msgspec.Struct, type_: str, field: str) -> None:
+    """Check that a part has no content but that in the field of its type. Raises: InvalidInput."""
+    for name in part.__struct_fields__:
+        if name not in {"type", type_} and getattr(part, name):
+            raise InvalidInput(
+                f"`{field}` has a part of type {type_[:64]!r} with `{name}`: send each in a part of its own",
+                param=field,
+            )
 
 
 async def score_parts(

@@ -23,7 +23,7 @@ from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions
-from gateway.api.wire.media import VectorOptions, embed_inputs, one_text
+from gateway.api.wire.media import VectorOptions, check_sole_content, embed_inputs, one_text
 from gateway.calls import Call, Work
 from gateway.errors import InvalidInput
 from gateway.media.sources import PictureSource, SourcePart
@@ -103,6 +103,7 @@ async def decode_multimodal(request: Request[MultimodalRequest]) -> Call:
 
 def _part_of(part: VoyagePart) -> SourcePart:
     """Return a text or a picture. Raises: InvalidInput."""
+    check_sole_content(part, part.type, "inputs")
     if part.type == "text" and part.text is not None:
         return part.text
     source = {"image_base64": part.image_base64, "image_url": part.image_url}.get(part.type)
