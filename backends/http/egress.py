@@ -49,7 +49,7 @@ def proxy_of(address: str, configured: str | None = None) -> str | None:
 def proxy_passwords(configured: str | None) -> list[str]:
     """Return the passwords of the proxies that a library may use. configured: as in `proxy_of`."""
     urls = [configured] if configured is not None else getproxies().values()
-    return [httpx.URL(url).password for url in urls if "@" in url]
+    return [httpx.URL(url).password for url in urls if "@" in url and _is_proxy(url)]
 
 
 def _is_exempt(url: httpx.URL, entries: str) -> bool:
