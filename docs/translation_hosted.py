@@ -16,7 +16,7 @@ from backends.huggingface import adapter as huggingface
 from backends.huggingface.kind import HuggingFaceSettings
 from backends.openai.settings import ApiSettings
 from backends.openai.shapes import SHAPES, ApiShape
-from backends.openai.vendors import VENDORS, VOYAGE_MULTIMODAL, shape_of
+from backends.openai.vendors import JINA_MULTIMODAL_RANKER, VENDORS, VOYAGE_MULTIMODAL, shape_of
 from backends.watsonx import adapter as watsonx
 from backends.watsonx.kind import WatsonxSettings
 
@@ -75,6 +75,7 @@ OPTIONS = """\
 """
 # Paths that an adapter chooses by `task` or address.
 RERANKS = {"azure": RERANK_PATH, "nim": "/v1/ranking"}
+RANKERS_OF_IMAGES = {"jina": JINA_MULTIMODAL_RANKER, "nim": "nvidia/llama-nemotron-rerank-vl-1b-v2"}
 # Of a length that an operator states, without which watsonx refuses long inputs.
 WATSONX_TOKENS = 512
 
@@ -117,19 +118,28 @@ def _openai_rows() -> Iterator[Row]:
             continue
         settings = ApiSettings(kind, rerank=RERANKS.get(kind))
         yield _openai_row(f"`{kind}`", "all", shape_of(settings))
+        if (ranker := RANKERS_OF_IMAGES.get(kind)) is not None:
+            yield _openai_row(f"`{kind}`", f"`{ranker}`", shape_of(settings, ranker), embeds=False)
+        if kind == "nim":
+            embedder = "nvidia/llama-nemotron-embed-vl-1b-v2"
+            yield _openai_row("`nim`", f"`{embedder}`", shape_of(ApiSettings("nim"), embedder))
         if kind == "voyage":
             yield _openai_row(f"`{kind}`", f"`{VOYAGE_MULTIMODAL}-…`", shape_of(settings, VOYAGE_MULTIMODAL))
     for name, vendor in sorted(VENDORS.items()):
         yield _openai_row(f"`openai`, {name}", "all", vendor.shape)
 
 
-def _openai_row(upstream: str, models: str, shape: ApiShape) -> Row:
+def _openai_row(upstream: str, models: str, shape: ApiShape, *, embeds: bool = True) -> Row:
+    media = {
+        Operation.EMBED_IMAGE: shape.media if embeds else None,
+        Operation.RERANK_IMAGE: shape.rerank_media,
+    }
     return Row(
         upstream,
         models,
-        embeds=True,
+        embeds=embeds,
         reranks=shape.rerank is not None,
-        media=frozenset({Operation.EMBED_IMAGE} if shape.media else ()),
+        media=frozenset(kind for kind, form in media.items() if form),
         inputs=(shape.embed_inputs, shape.rerank_inputs),
         tokens=shape.request_tokens,
         types=shape.input_type,
@@ -192,7 +202,11 @@ def _hosted_row(upstream: str, models: str, model: HostedModel) -> Row:
 
 
 def _request(row: Row) -> tuple[str, ...]:
-    kinds = {Operation.EMBED_IMAGE: "images", Operation.EMBED_AUDIO: "sound"}
+    kinds = {
+        Operation.EMBED_IMAGE: "images",
+        Operation.EMBED_AUDIO: "sound",
+        Operation.RERANK_IMAGE: "images in pairs",
+    }
     media = ", ".join(name for kind, name in kinds.items() if kind in row.media)
     embed_inputs, rerank_inputs = row.inputs
     inputs = [_count(embed_inputs)] if row.embeds else []

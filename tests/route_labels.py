@@ -173,5 +173,8 @@ ROUTE_LABELS = PLAIN_PATHS | {
     "/v1beta/models/{model}:countTokens",
     "/v1beta/models/{model}:embedContent",
     "/v1beta/models/{name}",
+    "/v1beta/{model}:batchEmbedContents",
+    "/v1beta/{model}:countTokens",
+    "/v1beta/{model}:embedContent",
     "other",
 }

@@ -17,13 +17,18 @@ from backends.openai.adapter import OpenAIBackend
 from backends.openai.settings import ApiSettings
 from backends.openai.shapes import origin_of
 
-# Cohere's own body and reply.
+# Cohere's own body and reply; of an endpoint whose address has a path, `rerank` below it.
 RERANK_PATH = "/providers/cohere/v2/rerank"
+
+
+def has_path(address: str) -> bool:
+    """Return True for the address of one API of a resource, such as https://name/v1."""
+    return bool(urlsplit(address).path.strip("/"))
 
 
 def address_of(spec: ReplicaSpec, settings: AzureSettings) -> str:
     """Return the base URL of a deployment's requests; one with a path is taken as it is."""
-    if urlsplit(spec.address).path.strip("/"):
+    if has_path(spec.address):
         return spec.address
     base = origin_of(spec.address)
     if settings.api_version is None:
@@ -38,7 +43,7 @@ def open_replica(spec: ReplicaSpec, open_client: OpenClient = open_egress) -> Op
     reranks = spec.task == "rerank"
     api = ApiSettings(
         "azure",
-        rerank=RERANK_PATH if reranks else None,
+        rerank=("rerank" if has_path(spec.address) else RERANK_PATH) if reranks else None,
         task="rerank" if reranks else "embed",
         extra_body=spec.extra_body,
     )

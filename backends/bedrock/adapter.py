@@ -70,7 +70,7 @@ def open_replica(spec: ReplicaSpec, open_client: OpenClient = open_egress) -> Be
     if is_agent:
         # The address of a region is that of its runtime.
         spec = msgspec.structs.replace(spec, address=spec.address.replace(f"//{HOST}.", f"//{AGENT_HOST}."))
-    authorizer = AwsAuthorizer(region, settings.profile, takes_keys=not is_agent)
+    authorizer = AwsAuthorizer(spec, region, settings.profile, takes_keys=not is_agent)
     return BedrockBackend(open_client(spec, authorizer), model, spec.tokenizer, authorizer)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from backends.contract import Audio, Embed, EmbedParts, Part, Truncate
-from backends.contract.errors import InvalidWork
+from backends.contract.errors import InvalidWork, input_too_long
 from backends.hosted.models import (
     DEFAULT_TYPE,
     Body,
@@ -153,6 +153,8 @@ COHERE_TYPES = {
     DEFAULT_TYPE: "search_document",
 }
 COHERE_V3_CUTS = {Truncate.ERROR: "NONE", Truncate.LEFT: "START", Truncate.RIGHT: "END"}
+# Of a text; the models read 512 tokens.
+COHERE_V3_CHARACTERS_MAX = 2048
 COHERE_V4_CUTS = {Truncate.ERROR: "NONE", Truncate.LEFT: "LEFT", Truncate.RIGHT: "RIGHT"}
 
 
@@ -170,11 +172,21 @@ class CohereReply(msgspec.Struct, frozen=True):
 
 def _cohere_v3(work: Embed, model: HostedModel) -> list[Request]:
     body = {
-        "texts": work.inputs,
+        "texts": [_cohere_text(text, work.truncate, i) for i, text in enumerate(work.inputs)],
         "input_type": model.type_of(work),
         "truncate": COHERE_V3_CUTS[work.truncate],
     }
     return [Request(model.path, body, every_place(work))]
+
+
+def _cohere_text(text: str, truncate: Truncate, index: int) -> str:
+    """Return a text within the bound of older models, which precedes their own cut. Raises: InvalidWork."""
+    if len(text) <= COHERE_V3_CHARACTERS_MAX:
+        return text
+    if truncate is Truncate.ERROR:
+        raise input_too_long(None, input_index=index)
+    left, right = text[-COHERE_V3_CHARACTERS_MAX:], text[:COHERE_V3_CHARACTERS_MAX]
+    return left if truncate is Truncate.LEFT else right
 
 
 def _cohere_v3_parts(work: EmbedParts, model: HostedModel) -> list[Request]:

@@ -91,7 +91,9 @@ FAMILIES: dict[str, HostedModel] = {
 # The agents' runtime reranks with the models of both. Its host is not that of InvokeModel.
 HOST = "bedrock-runtime"
 AGENT_HOST = "bedrock-agent-runtime"
-ARN = "arn:aws:bedrock:{region}::foundation-model/{model}"
+ARN = "arn:{partition}:bedrock:{region}::foundation-model/{model}"
+# Partitions of AWS by the beginning of their regions; all others are of `aws`.
+PARTITIONS = {"us-gov-": "aws-us-gov", "cn-": "aws-cn"}
 
 
 def model_of(name: str, region: str, settings: BedrockSettings, *, is_agent: bool) -> HostedModel:
@@ -110,9 +112,18 @@ def model_of(name: str, region: str, settings: BedrockSettings, *, is_agent: boo
     if is_agent or found.routes == {Rerank: rerank.AGENT}:
         if Rerank not in found.routes:
             raise ReplicaFailed(f"{AGENT_HOST} reranks only: address {HOST} for {name!r}")
-        arn = name if name.startswith("arn:") else ARN.format(region=region, model=name)
-        return msgspec.structs.replace(found, name=arn, path="/rerank", routes={Rerank: rerank.AGENT})
+        return msgspec.structs.replace(
+            found, name=_arn_of(name, region), path="/rerank", routes={Rerank: rerank.AGENT}
+        )
     # An ARN has colons and slashes.
     path = f"/model/{quote(name, safe='')}/invoke"
     types = {**found.types, **settings.input_type}
     return msgspec.structs.replace(found, name=name, path=path, types=types)
+
+
+def _arn_of(name: str, region: str) -> str:
+    """Return the ARN of a model, which its name may be."""
+    if name.startswith("arn:"):
+        return name
+    partition = next((found for start, found in PARTITIONS.items() if region.startswith(start)), "aws")
+    return ARN.format(partition=partition, region=region, model=name)

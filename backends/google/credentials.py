@@ -13,8 +13,15 @@ from typing import Any
 
 from backends.contract import ReplicaSpec
 from backends.contract.errors import CredentialMissing, CredentialRefused, ModelUnavailable
-from backends.http.credentials import AccessToken, BearerToken, TokenSource, silence, without_secrets
-from backends.http.egress import proxy_of
+from backends.http.credentials import (
+    FETCH_TIMEOUT_S,
+    AccessToken,
+    BearerToken,
+    TokenSource,
+    silence,
+    without_secrets,
+)
+from backends.http.egress import proxy_of, proxy_passwords
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TOKEN_ADDRESS = "https://oauth2.googleapis.com"  # noqa: S105 - an address, not a secret
@@ -35,7 +42,7 @@ def bearer_token(spec: ReplicaSpec, file: str | None) -> BearerToken:
     silence("google.auth")
     tokens = _Tokens(spec, file)
 
-    async def fetch() -> AccessToken:
+    async def fetch() -> AccessToken[str]:
         return await asyncio.to_thread(tokens.fetch)
 
     return BearerToken(TokenSource(fetch), tokens.aclose)
@@ -50,17 +57,15 @@ class _Tokens:
         self._session: Any = None
         self._credentials: Any = None
 
-    def fetch(self) -> AccessToken:
+    def fetch(self) -> AccessToken[str]:
         """Return a new token; this blocks. Raises: CredentialRefused."""
-        from google.auth.transport.requests import Request
-
         if self._session is None:
             self._session = _session(self._spec)
-        request = Request(self._session)
+        request = _request(self._session)
         if self._credentials is None:
             self._credentials = _read(self._file, request)
         try:
-            return _refreshed(self._credentials, request)
+            return _refreshed(self._credentials, request, proxy_passwords(self._spec.proxy))
         except CredentialRefused:
             # The file may have another key by now.
             self._credentials = None
@@ -84,6 +89,25 @@ def _session(spec: ReplicaSpec) -> Any:
     if spec.tls.ca is not None:
         session.verify = spec.tls.ca
     return session
+
+
+def _request(session: Any) -> Any:
+    """Return google-auth's caller of a session, which waits for two minutes by itself."""
+    from google.auth.transport.requests import Request
+
+    class TimedRequest(Request):
+        def __call__(
+            self,
+            url: str,
+            method: str = "GET",
+            body: Any = None,
+            headers: Any = None,
+            timeout: float = FETCH_TIMEOUT_S,
+            **options: Any,
+        ) -> Any:
+            return super().__call__(url, method, body, headers, timeout, **options)  # type: ignore[no-untyped-call]
+
+    return TimedRequest(session)
 
 
 def _read(file: str | None, request: Any) -> Any:
@@ -115,8 +139,8 @@ def _read_file(file: str) -> Any:
     raise ValueError(f"the file is of type {kind!r}, and neither service_account nor external_account")
 
 
-def _refreshed(credentials: Any, request: Any) -> AccessToken:
-    """Return a new token. Raises: CredentialRefused."""
+def _refreshed(credentials: Any, request: Any, passwords: list[str]) -> AccessToken[str]:
+    """Return a new token. passwords: of proxies. Raises: CredentialRefused."""
     from google.auth.exceptions import GoogleAuthError
 
     try:
@@ -125,7 +149,7 @@ def _refreshed(credentials: Any, request: Any) -> AccessToken:
         message = "Google gives no access token for the gateway's credentials"
         # Of a person's default credentials.
         secrets = [getattr(credentials, name, None) or "" for name in ("client_secret", "refresh_token")]
-        words = without_secrets(str(error).encode(), secrets).decode()
+        words = without_secrets(str(error).encode(), [*secrets, *passwords]).decode()
         raise CredentialRefused(message).with_facts(detail=words) from error
     if credentials.expiry is None:
         return AccessToken(credentials.token, LIFETIME_S)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from backends.contract import VENDOR_KEYS, KindSettings, LiteLLMProvider, ServerKind
 
 GLOBAL = "global"
+# Of several regions each, with hosts of their own.
+MULTI_REGIONS = frozenset({"us", "eu"})
 # It begins the name of a host.
 LOCATION = re.compile(r"[a-z]+(?:-[a-z]+)*\d{0,2}")
 # An id, which a domain may precede, or a number.
@@ -37,6 +39,8 @@ class VertexSettings(KindSettings, frozen=True):
 
     def address(self) -> str:
         """Return the base URL of a location."""
+        if self.location in MULTI_REGIONS:
+            return f"https://aiplatform.{self.location}.rep.googleapis.com"
         prefix = "" if self.location == GLOBAL else f"{self.location}-"
         return f"https://{prefix}aiplatform.googleapis.com"
 

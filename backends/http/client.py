@@ -180,16 +180,21 @@ class UpstreamClient:
             else transport
         )
 
-    async def get(self, path: str, timeout_s: float) -> UpstreamResponse:
+    async def get(
+        self, path: str, timeout_s: float, rows: int | None = None, width: int | None = None
+    ) -> UpstreamResponse:
         """Send a GET request and return the complete response.
+
+        rows, width: as in `post`, of the reply to an earlier request; without them it is a description.
 
         Raises: ReplicaUnavailable, ConnectionLost, AttemptTimedOut, ReplicaFailed.
         """
-        response = await self._send("GET", path, b"", None, timeout_s, DESCRIPTION_BYTES_MAX)
+        bytes_max = DESCRIPTION_BYTES_MAX if rows is None else reply_bytes_max(rows, width)
+        response = await self._send("GET", path, b"", None, timeout_s, bytes_max)
         if self._is_large(response):
-            if len(response.body) > DESCRIPTION_BYTES_MAX:
+            if rows is None and len(response.body) > DESCRIPTION_BYTES_MAX:
                 raise ReplicaFailed(f"its description is larger than {DESCRIPTION_BYTES_MAX} bytes")
-            _check_values(response.body, None)
+            _check_values(response.body, rows)
         return response
 
     async def post(

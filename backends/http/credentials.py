@@ -1,4 +1,4 @@
-"""Access tokens that expire: fetched when first needed, and again in the background before they expire."""
+"""Access tokens and other credentials that expire: fetched when needed, and again before they expire."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Generic, TypeVar
 from urllib.parse import quote_plus
 
 import msgspec
@@ -33,10 +34,13 @@ def silence(*libraries: str) -> None:
         logging.getLogger(library).setLevel(logging.ERROR)
 
 
-class AccessToken(msgspec.Struct, frozen=True):
-    """Token of an identity service. lifetime_s: seconds for which it is valid from now."""
+T = TypeVar("T")
 
-    value: str
+
+class AccessToken(msgspec.Struct, Generic[T], frozen=True):
+    """Token of an identity service, or other credentials. lifetime_s: seconds of validity from now."""
+
+    value: T
     lifetime_s: float
 
 
@@ -48,22 +52,22 @@ def without_secrets(words: bytes, secrets: Iterable[str]) -> bytes:
     return SIGNED_TOKEN.sub(b"...", mask_secrets(words, longest_first))
 
 
-class TokenSource:
+class TokenSource(Generic[T]):
     """Access token of one account. fetch: returns a new one. clock: monotonic, in seconds.
 
     Callers that need a token at the same time wait for one fetch.
     """
 
     def __init__(
-        self, fetch: Callable[[], Awaitable[AccessToken]], clock: Callable[[], float] = time.monotonic
+        self, fetch: Callable[[], Awaitable[AccessToken[T]]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._fetch = fetch
         self._clock = clock
-        self._token = ""
+        self._token: T | None = None
         self._ends_s = self._refresh_s = 0.0
         self._fetching: asyncio.Task[None] | None = None
 
-    async def value(self) -> str:
+    async def value(self) -> T:
         """Return a valid token.
 
         Raises: CredentialRefused, if none could be fetched; other BackendErrors of the fetch.
@@ -77,6 +81,7 @@ class TokenSource:
             assert self._fetching is not None
             # Shielded: a caller that has gone does not end the fetch of the others.
             await asyncio.shield(self._fetching)
+        assert self._token is not None
         return self._token
 
     def forget(self) -> None:
@@ -111,7 +116,7 @@ class TokenSource:
 class BearerToken:
     """Authorizer that sends an access token. close: closes what its source fetches with."""
 
-    def __init__(self, source: TokenSource, close: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(self, source: TokenSource[str], close: Callable[[], Awaitable[None]] | None = None) -> None:
         self._source = source
         self._close = close
 

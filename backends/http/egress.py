@@ -46,6 +46,12 @@ def proxy_of(address: str, configured: str | None = None) -> str | None:
     return found if "://" in found else f"http://{found}"
 
 
+def proxy_passwords(configured: str | None) -> list[str]:
+    """Return the passwords of the proxies that a library may use. configured: as in `proxy_of`."""
+    urls = [configured] if configured is not None else getproxies().values()
+    return [httpx.URL(url).password for url in urls if "@" in url and _is_proxy(url)]
+
+
 def _is_exempt(url: httpx.URL, entries: str) -> bool:
     """Return True if NO_PROXY exempts an address in a form that urllib does not know.
 

@@ -6,7 +6,7 @@ without an answer, and a way to leave idle connections.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -15,10 +15,50 @@ from backends.contract import ConnectionFault, ReportFault, ignore_fault
 from backends.http.connection_pool import RequestTemplate
 from backends.http.responses import HEAD_LIMIT_BYTES, REPLY_LIMIT_BYTES, InvalidResponse, RawResponse
 
-# httpx's event of a request that opens a connection rather than taking an idle one.
-OPENS = "connection.connect_tcp.started"
 # Ends of a kept-alive connection, or of an HTTP/2 connection that the server closes.
 ENDED = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+
+
+class OwnTlsFailed(httpx.ConnectError):
+    """Failure of the TLS of a connection itself, not of the tunnel in it."""
+
+
+class ConnectionTrace:
+    """Events of the connection that a request opens or takes, by httpx's names.
+
+    has_opened: the request has opened it rather than taken an idle one.
+    """
+
+    def __init__(self) -> None:
+        self.has_opened = False
+        self._last = ""
+        # Connection to a proxy whose handshake has not succeeded: httpx leaves it open if it fails.
+        self._unfinished: Any = None
+
+    async def __call__(self, event: str, info: Mapping[str, Any]) -> None:
+        """Note an event."""
+        self._last = event
+        if event in {"connection.connect_tcp.started", "socks.connect_tcp.started"}:
+            self.has_opened = True
+        elif event == "socks.connect_tcp.complete":
+            self._unfinished = info["return_value"]
+        elif event == "socks.setup_socks5_connection.complete":
+            self._unfinished = None
+
+    def explained(self, error: Exception) -> httpx.TransportError | None:
+        """Return the error of a failed request in place of one that says less, None to keep that."""
+        if isinstance(error, httpx.ConnectError):
+            return OwnTlsFailed(str(error)) if self._last == "connection.start_tls.failed" else None
+        if self._unfinished is None or isinstance(error, httpx.HTTPError):
+            return None
+        # The library of SOCKS has exceptions of its own for bytes that are not SOCKS.
+        return httpx.ProxyError("it does not answer as a SOCKS proxy")
+
+    async def close(self) -> None:
+        """Close what httpx leaves open."""
+        stream, self._unfinished = self._unfinished, None
+        if stream is not None:
+            await stream.aclose()
 
 
 class HttpxTransport:
@@ -75,12 +115,7 @@ class HttpxTransport:
         bound: int,
     ) -> RawResponse:
         """Send a request, and again if its kept-alive connection ended without an answer to it."""
-        opened = False
-
-        async def trace(event: str, _: Any) -> None:
-            nonlocal opened
-            opened = opened or event == OPENS
-
+        trace = ConnectionTrace()
         extensions = {"timeout": self._timeouts, "trace": trace}
 
         async def attempt() -> httpx.Response:
@@ -88,13 +123,20 @@ class HttpxTransport:
             request = httpx.Request(
                 template.method, template.url, headers=headers, stream=stream, extensions=extensions
             )
-            return await transport.handle_async_request(request)
+            try:
+                return await transport.handle_async_request(request)
+            except Exception as error:
+                if (explained := trace.explained(error)) is not None:
+                    raise explained from error
+                raise
+            finally:
+                await trace.close()
 
         try:
             response = await attempt()
         except ENDED:
-            # The event of a mock transport never comes, and it has no connections.
-            if opened or not isinstance(transport, httpx.AsyncHTTPTransport):
+            # The events of a mock transport never come, and it has no connections.
+            if trace.has_opened or not isinstance(transport, httpx.AsyncHTTPTransport):
                 raise
             self._report(ConnectionFault("stale"))
             response = await attempt()

@@ -15,13 +15,13 @@ import pybase64
 
 from backends.contract import Vectors
 from backends.contract.errors import InvalidWork, ReplicaFailed
-from backends.http.answers import decode_json, in_order, unreadable_value
+from backends.http.answers import decode_json, in_order, unreadable_value, words_of_error
 from backends.http.client import UpstreamResponse
 from backends.http.replies import check_vectors, float32
 
 # Most model names in an error message; a hosted server lists hundreds.
 NAMES_SHOWN = 5
-# Error texts for an input that is too long: OpenAI and vLLM, llama.cpp, Ollama, Cohere.
+# Error texts for an input that is too long: OpenAI and vLLM, llama.cpp, Ollama, Cohere, NIM.
 TOO_LONG = (
     "maximum context length",
     "maximum model length",
@@ -30,6 +30,7 @@ TOO_LONG = (
     "context length",
     "too long",
     "too many tokens",
+    "maximum allowed token size",
 )
 # Statuses of a server that does not know an encoding.
 UNKNOWN_ENCODING = frozenset({400, 415, 422})
@@ -42,8 +43,10 @@ EMPTY_LIST = re.compile(rb"\[\s*\]")
 
 # --- usage and errors
 
-# OpenAI's and vLLM's sentence. A number reveals nothing of another tenant's text in a shared request.
-CONTEXT_LENGTH = re.compile(r"context length (?:is|of) (?:only )?(\d{1,9})\b", re.IGNORECASE)
+# Sentences of OpenAI, vLLM and NIM. A number reveals nothing of another tenant's text in a shared request.
+CONTEXT_LENGTH = re.compile(
+    r"(?:context length (?:is|of) (?:only )?|maximum allowed token size )(\d{1,9})\b", re.IGNORECASE
+)
 
 # At most 15 digits: a count beyond them is as invalid as none.
 WHOLE_NUMBER = re.compile(r"-?\d{1,15}(?:\.0{1,6})?")
@@ -126,11 +129,11 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 def error_of(response: UpstreamResponse) -> ErrorDetail:
-    """Decode an error in `error`, or flat in `message` or `detail`; an unreadable body gives an empty one."""
+    """Decode an error in `error`, or flat in `message` or `detail`; of others only the words."""
     try:
         body = msgspec.json.decode(response.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ErrorDetail()
+        return ErrorDetail(words_of_error(response))
     detail: Any = body.get("error", body) if isinstance(body, dict) else None
     if isinstance(detail, dict) and "message" not in detail:
         # Jina's and Voyage's form.
@@ -138,7 +141,8 @@ def error_of(response: UpstreamResponse) -> ErrorDetail:
     try:
         return msgspec.convert(detail, ErrorDetail)
     except msgspec.ValidationError:
-        return ErrorDetail()
+        # A text in `error`, a list of faults in `detail`, or a string as the whole body.
+        return ErrorDetail(words_of_error(response))
 
 
 def refused_input(error: ErrorDetail) -> InvalidWork:

@@ -76,6 +76,7 @@ def account_spent() -> BackendError:
 def status_error(response: UpstreamResponse) -> BackendError:
     """Return the error of a status that means the same on every wire, with the facts of the answer."""
     request = f"{response.request} " if response.request else ""
+    # 529: of OpenRouter, whose provider has no room.
     match response.status:
         case 401 | 403:
             return CredentialRefused(REFUSED_CREDENTIAL)
@@ -83,7 +84,7 @@ def status_error(response: UpstreamResponse) -> BackendError:
             return account_spent()
         case 413:
             return RequestTooLarge("the upstream refused the size of the request")
-        case 429:
+        case 429 | 529:
             return ReplicaOverloaded("the upstream is overloaded")
         case 503:
             return ReplicaUnavailable("the upstream reports that it is not ready")

@@ -13,8 +13,7 @@ from backends.contract.errors import (
     BackendError,
     InvalidWork,
     ModelNotLoaded,
-    ReplicaFailed,
-    ReplicaOverloaded,
+    ModelNotServed,
     input_too_long,
 )
 from backends.hosted.adapter import HostedBackend
@@ -32,8 +31,6 @@ TOKENS_HEADER = "x-compute-tokens"
 # TEI's sentence for a long input, too.
 LONG_INPUT = re.compile(r"must have less than \d+ tokens|" + "|".join(map(re.escape, TOO_LONG)))
 LENGTH = re.compile(r"must have less than (\d{1,9}) tokens")
-# Credits of a month are used up, which no pause of seconds changes.
-NO_CREDIT_PAUSE_S = 60.0
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -88,16 +85,13 @@ def failure(response: UpstreamResponse) -> BackendError:
         case 503 if (seconds := _loading_s(response)) is not None:
             loading = ModelNotLoaded("the upstream loads its model")
             return loading.with_facts(retry_after_s=min(max(seconds, 1.0), RETRY_AFTER_MAX_S))
-        case 402:
-            spent = ReplicaOverloaded("the quota of the gateway's account at the upstream is used up")
-            return spent.with_facts(retry_after_s=NO_CREDIT_PAUSE_S)
         case 400 | 413 | 422 if LONG_INPUT.search(words):
             length = LENGTH.search(words)
             return input_too_long(int(length[1]) if length else None)
         case 400 | 422:
             return InvalidWork(REFUSED_INPUT)
         case 404:
-            return ReplicaFailed("the upstream does not serve this model")
+            return ModelNotServed("the upstream does not serve this model")
     return status_error(response)
 
 

@@ -24,6 +24,7 @@ from backends.contract import (
     Rerank,
     RerankReply,
     Score,
+    ScoreParts,
     Tokenize,
     Truncate,
     Work,
@@ -37,6 +38,7 @@ from backends.contract.refusals import (
     check_no_instruction,
     check_no_max_tokens,
     check_plain_texts,
+    refused_pairs,
     refused_parts,
 )
 from backends.http.adapters import HttpBackend
@@ -45,6 +47,7 @@ from backends.http.egress import open_egress
 from backends.http.offers import check_numbers
 from backends.http.replies import check_reported_cuts, score_by_query
 from backends.openai.api import (
+    Follow,
     OpenAIApi,
     OpenAIProfile,
     decode,
@@ -55,7 +58,7 @@ from backends.openai.api import (
 )
 from backends.openai.chunks import embed_chunks
 from backends.openai.kind import OPENAI
-from backends.openai.media import embed_media
+from backends.openai.media import embed_media, score_media
 from backends.openai.probe import ModelProbe
 from backends.openai.shapes import DEFAULT_TYPE, ApiShape, Treatments, origin_of
 from backends.openai.vendors import vendor_of
@@ -69,7 +72,7 @@ def capabilities(profile: OpenAIProfile, counter: TokenCounter | None, shape: Ap
     types = [name for name in shape.input_type if name != DEFAULT_TYPE]
     return Capabilities(
         model_id=profile.model or "unnamed",
-        operations=_operations(profile, has_tokenizer=counter is not None),
+        operations=_operations(profile, shape, has_tokenizer=counter is not None),
         max_input_tokens=profile.max_tokens,
         request_tokens=shape.request_tokens,
         request_inputs=shape.embed_inputs if profile.embeds else shape.rerank_inputs,
@@ -86,11 +89,12 @@ def capabilities(profile: OpenAIProfile, counter: TokenCounter | None, shape: Ap
     )
 
 
-def _operations(profile: OpenAIProfile, *, has_tokenizer: bool) -> frozenset[Operation]:
+def _operations(profile: OpenAIProfile, shape: ApiShape, *, has_tokenizer: bool) -> frozenset[Operation]:
     operations = {
         Operation.EMBED: profile.embeds,
         Operation.EMBED_IMAGE: profile.embeds and profile.images,
         Operation.RERANK: profile.scores is not None,
+        Operation.RERANK_IMAGE: profile.scores is not None and shape.rerank_media is not None,
         Operation.TOKENIZE: has_tokenizer,
         Operation.DETOKENIZE: has_tokenizer,
     }
@@ -111,11 +115,14 @@ def typed_work(work: Work, shape: ApiShape) -> Work:
 
 
 class OpenAIBackend(HttpBackend):
-    """Client of one server or hosted API. http: a client of the origin of the spec's address."""
+    """Client of one server or hosted API.
 
-    def __init__(self, http: UpstreamClient, spec: ReplicaSpec) -> None:
+    http: a client of the origin of the spec's address. follow: as in `OpenAIApi`.
+    """
+
+    def __init__(self, http: UpstreamClient, spec: ReplicaSpec, follow: Follow | None = None) -> None:
         super().__init__(http)
-        self._api = OpenAIApi(http, spec)
+        self._api = OpenAIApi(http, spec, follow)
         self._probe = ModelProbe(self._api, spec)
         self._tokenizer = spec.tokenizer
         self._profile: OpenAIProfile | None = None
@@ -126,6 +133,7 @@ class OpenAIBackend(HttpBackend):
             EmbedChunks: self._embed_chunks,
             Rerank: self._rerank,
             Score: self._score,
+            ScoreParts: self._score_parts,
             Tokenize: self._run_tokenizer,
             Detokenize: self._run_tokenizer,
         }
@@ -159,8 +167,11 @@ class OpenAIBackend(HttpBackend):
         if isinstance(prompted, EmbedParts) and not profile.images:
             raise refused_parts()
         handler = self._handlers.get(type(prompted))
-        is_offered = prompted.operation in _operations(profile, has_tokenizer=self._counter is not None)
+        offered = _operations(profile, self._api.shape, has_tokenizer=self._counter is not None)
+        is_offered = prompted.operation in offered
         if handler is None or not (is_offered or isinstance(prompted, EmbedParts)):
+            if isinstance(prompted, ScoreParts):
+                raise refused_pairs()
             if profile.embeds and profile.scores is None:
                 raise UnsupportedWork("this upstream's wire embeds only")
             raise UnsupportedWork("this upstream's model does not do that")
@@ -208,6 +219,9 @@ class OpenAIBackend(HttpBackend):
         check_no_instruction(work)
         remaining_s = countdown(timeout_s)
         return await score_by_query(work, lambda part: self._rerank(part, profile, remaining_s()))
+
+    async def _score_parts(self, work: ScoreParts, profile: OpenAIProfile, timeout_s: float) -> RerankReply:
+        return await score_media(self._api, work, profile, timeout_s)
 
     async def _run_tokenizer(
         self, work: Tokenize | Detokenize, _profile: OpenAIProfile, timeout_s: float

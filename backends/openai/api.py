@@ -7,25 +7,35 @@ normalized here, in the way that OpenAI's own models define.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
 import numpy as np
 
-from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, ScoreKind, Vectors, Work
+from backends.contract import (
+    Embed,
+    EmbedReply,
+    ReplicaSpec,
+    Rerank,
+    RerankReply,
+    ScoreKind,
+    ScoreParts,
+    Vectors,
+)
 from backends.contract.errors import (
     BackendError,
     ModelNotServed,
     ReplicaFailed,
     ReplicaUnavailable,
+    RequestTooLarge,
     UnsupportedWork,
     input_too_long,
 )
 from backends.contract.refusals import check_no_instruction
 from backends.contract.vectors import sigmoid
 from backends.http.answers import decode_json
-from backends.http.client import UpstreamClient, UpstreamResponse
+from backends.http.client import UpstreamClient, UpstreamResponse, countdown
 from backends.http.openai_wire import (
     TOO_LONG,
     ApiMeta,
@@ -47,6 +57,8 @@ from backends.openai.shapes import DEFAULT_TYPE, NO_FIELDS, OPENAI, ApiShape, Fi
 from backends.openai.vendors import shape_of
 from backends.tokens.tokenizer import TokenCount
 
+# Status of a request whose reply is to be fetched later.
+ACCEPTED = 202
 NUMBERS_NOTE = "numbers, not base64"
 Body = dict[str, Any]
 
@@ -106,18 +118,28 @@ def encode_rerank(
 
     Raises: UnsupportedWork.
     """
+    texts: Body = {"query": work.query, "documents": work.documents}
+    if shape.rerank_form == "pairs":
+        texts = {"queries": [work.query] * len(work.documents), "documents": work.documents}
+    if shape.rerank_form == "ranking":
+        texts = {"query": {"text": work.query}, "passages": [{"text": text} for text in work.documents]}
+    return rerank_body(texts, work, profile, shape, extra)
+
+
+def rerank_body(
+    sides: Body, work: Rerank | ScoreParts, profile: OpenAIProfile, shape: ApiShape, extra: Fields
+) -> Body:
+    """Return the body of a rerank. sides: its query and documents. extra: as in `encode_rerank`.
+
+    Raises: UnsupportedWork.
+    """
     check_no_instruction(work)
     if work.raw_scores and profile.scores is not ScoreKind.LOGIT:
         raise UnsupportedWork("this upstream gives no raw scores")
+    # DeepInfra has the model in the path.
+    named = {} if shape.rerank_form == "pairs" else _named(profile)
     cut = shape.rerank_truncation.get(work.truncate, {})
-    if shape.rerank_form == "pairs":
-        # The model is in the path.
-        queries = [work.query] * len(work.documents)
-        return {**extra, "queries": queries, "documents": work.documents, **shape.rerank_fields, **cut}
-    texts: Body = {"query": work.query, "documents": work.documents}
-    if shape.rerank_form == "ranking":
-        texts = {"query": {"text": work.query}, "passages": [{"text": text} for text in work.documents]}
-    return {**extra, **_named(profile), **texts, **shape.rerank_fields, **cut}
+    return {**extra, **named, **sides, **shape.rerank_fields, **cut}
 
 
 def _named(profile: OpenAIProfile) -> Body:
@@ -227,6 +249,16 @@ def scale_of(scores: Vectors) -> ScoreKind:
     return ScoreKind.COSINE if scores.min() < 0 else ScoreKind.SIGMOID
 
 
+def scaled(scores: Vectors, scale: ScoreKind, *, raw: bool) -> tuple[Vectors, Vectors | None]:
+    """Return the scores of a reply, and the logits of which they are the sigmoid, None if they are not.
+
+    scale: of the server's scores. raw: logits are requested. Raises: ReplicaFailed.
+    """
+    if scale is not ScoreKind.LOGIT and np.abs(scores).max() > SCORE_MAX:
+        raise ReplicaFailed("the upstream's scores have another scale than when it joined")
+    return (sigmoid(scores), scores) if scale is ScoreKind.LOGIT and not raw else (scores, None)
+
+
 def decode_rerank(
     work: Rerank,
     response: UpstreamResponse,
@@ -242,11 +274,7 @@ def decode_rerank(
     Raises: ReplicaFailed if the response does not belong to this work.
     """
     scores, tokens = decode_scores(response, len(work.documents))
-    if scale is not ScoreKind.LOGIT and np.abs(scores).max() > SCORE_MAX:
-        raise ReplicaFailed("the upstream's scores have another scale than when it joined")
-    logits = None
-    if scale is ScoreKind.LOGIT and not work.raw_scores:
-        scores, logits = sigmoid(scores), scores
+    scores, logits = scaled(scores, scale, raw=work.raw_scores)
     if count is not None:
         return RerankReply(scores, count.tokens, count.truncated, logits)
     if tokens is None:
@@ -259,8 +287,12 @@ def decode_rerank(
 # --- errors, and the I/O
 
 
-# Codes and types of the error that a model does not exist, of OpenAI, Azure and Mistral.
-NO_MODEL = frozenset({"model_not_found", "DeploymentNotFound", "invalid_model"})
+# Codes and types of the error that a model does not exist, of OpenAI, Azure, Mistral and Jina.
+NO_MODEL = frozenset({"model_not_found", "DeploymentNotFound", "invalid_model", "INPUT_MODEL_NOT_FOUND"})
+# Those of an account that is used up, of OpenAI and Jina.
+SPENT = frozenset({"insufficient_quota", "AUTHZ_INSUFFICIENT_BALANCE", "AUTHZ_RESOURCE_LIMIT_EXCEEDED"})
+# Of a request whose inputs together are too many: Mistral's words, and OpenAI's.
+TOO_MANY = ("too many inputs in request", "tokens per request")
 
 
 @with_answer
@@ -273,11 +305,13 @@ def failure(response: UpstreamResponse) -> BackendError:
             return input_too_long(context_length_in(message))
         case 400 | 404 if NO_MODEL.intersection((error.code, error.type)):
             return ModelNotServed("the upstream does not serve this model")
+        case 400 if any(phrase in message for phrase in TOO_MANY):
+            return RequestTooLarge("the upstream refused the size of the request")
         case 400 | 422:
             return refused_input(error)
         case 202:
             return ReplicaUnavailable("the upstream put the request into a queue, which is not followed here")
-        case 429 if "insufficient_quota" in (error.code, error.type):
+        case 403 | 429 if SPENT.intersection((error.code, error.type)):
             return account_spent()
     return status_error(response)
 
@@ -287,13 +321,26 @@ def settings_of(spec: ReplicaSpec) -> ApiSettings:
     return spec.settings if isinstance(spec.settings, ApiSettings) else ApiSettings()
 
 
-class OpenAIApi:
-    """Requests and replies of one server in the shape of its API. spec: with the configured base URL."""
+class Follow(Protocol):
+    """Reader of the reply to a request that was only accepted."""
 
-    def __init__(self, http: UpstreamClient, spec: ReplicaSpec) -> None:
+    async def __call__(
+        self, accepted: UpstreamResponse, rows: int, width: int | None, timeout_s: float
+    ) -> UpstreamResponse:
+        """Return the reply, or the response as it is. rows, width: of the reply. Raises: BackendError."""
+
+
+class OpenAIApi:
+    """Requests and replies of one server in the shape of its API.
+
+    spec: with the configured base URL. follow: called with a response of status 202.
+    """
+
+    def __init__(self, http: UpstreamClient, spec: ReplicaSpec, follow: Follow | None = None) -> None:
         address, self.settings = spec.address, settings_of(spec)
         settings = self.settings
         self._http = http
+        self._follow = follow
         self._extra = settings.extra_body
         self.shape = shape = shape_of(settings, spec.model, address)
         self._embeddings = path_of(address, shape.embeddings, shape.prefix)
@@ -313,7 +360,7 @@ class OpenAIApi:
     async def embed(self, work: Embed, profile: OpenAIProfile, timeout_s: float) -> UpstreamResponse:
         """Send texts to embed and return the response of any status. Raises: BackendError."""
         body = encode(work, profile, self.shape, self._extra)
-        return await self._post(self._embeddings, body, work, timeout_s, profile.width)
+        return await self._post(self._embeddings, body, work.reply_rows, timeout_s, profile.width)
 
     async def send(
         self, fields: Body, profile: OpenAIProfile, rows: int, timeout_s: float
@@ -324,8 +371,8 @@ class OpenAIApi:
         """
         shape = self.shape
         form = shape.base64 if profile.base64 and shape.base64 is not None else shape.numbers
-        body = msgspec.json.encode({**self._extra, **_named(profile), **form, **fields})
-        return await self._http.post(self._embeddings, body, timeout_s, rows=rows, width=profile.width)
+        body = {**self._extra, **_named(profile), **form, **fields}
+        return await self._post(self._embeddings, body, rows, timeout_s, profile.width)
 
     def may_refuse_base64(self, response: UpstreamResponse, profile: OpenAIProfile) -> bool:
         """Return whether a server was asked for base64 and may not have it."""
@@ -336,10 +383,24 @@ class OpenAIApi:
         if self._rerank is None:
             raise UnsupportedWork("this upstream does not rerank: set its `rerank` to the path")
         body = encode_rerank(work, profile, self.shape, self._extra)
-        return await self._post(self._rerank, body, work, timeout_s)
+        return await self._post(self._rerank, body, work.reply_rows, timeout_s)
+
+    async def rank(
+        self, sides: Body, work: ScoreParts, profile: OpenAIProfile, rows: int, timeout_s: float
+    ) -> UpstreamResponse:
+        """Send a query and its documents, some with images, and return the response of any status.
+
+        sides: their fields. rows: the number of documents. Raises: BackendError.
+        """
+        assert self._rerank is not None
+        body = rerank_body(sides, work, profile, self.shape, self._extra)
+        return await self._post(self._rerank, body, rows, timeout_s)
 
     async def _post(
-        self, path: str, body: Body, work: Work, timeout_s: float, width: int | None = None
+        self, path: str, body: Body, rows: int, timeout_s: float, width: int | None = None
     ) -> UpstreamResponse:
-        encoded = msgspec.json.encode(body)
-        return await self._http.post(path, encoded, timeout_s, rows=work.reply_rows, width=width)
+        remaining_s, encoded = countdown(timeout_s), msgspec.json.encode(body)
+        response = await self._http.post(path, encoded, timeout_s, rows=rows, width=width)
+        if response.status == ACCEPTED and self._follow is not None:
+            return await self._follow(response, rows, width, remaining_s())
+        return response

@@ -1,21 +1,21 @@
-"""Images in requests to hosted APIs: what each of them takes, and the vectors of their replies.
+"""Images in requests to hosted APIs: what each of them takes, and the vectors and scores of their replies.
 
 Source: Jina's OpenAPI document 2026.04.02, Cohere's API reference (v2, embed), Voyage's API reference
-(multimodal embeddings).
+(multimodal embeddings), NVIDIA's reference of the NIM for reranking 2.4.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from backends.contract import Audio, EmbedParts, EmbedReply, Image, Part, Vectors
-from backends.contract.errors import InvalidWork, UnsupportedWork
+from backends.contract import Audio, EmbedParts, EmbedReply, Image, Part, RerankReply, ScoreParts, Vectors
+from backends.contract.errors import InvalidWork, ReplicaFailed, UnsupportedWork
 from backends.contract.vectors import shape_vectors
 from backends.http.client import countdown
 from backends.http.media import base64_of, check_dense, check_no_template, data_uri, probe_image
 from backends.http.replies import run_some
-from backends.openai.api import Body, OpenAIApi, OpenAIProfile, decode_vectors, failure
+from backends.openai.api import Body, OpenAIApi, OpenAIProfile, decode_scores, decode_vectors, failure, scaled
 from backends.openai.shapes import DEFAULT_TYPE, ApiShape
 
 # Of one call to one replica: Cohere's older models take one image a request.
@@ -49,22 +49,38 @@ def media_requests(work: EmbedParts, shape: ApiShape) -> list[MediaRequest]:
 
 
 def _whole(work: EmbedParts, shape: ApiShape) -> list[MediaRequest]:
-    """Return the request of an API whose inputs may differ in kind."""
-    places = range(len(work.inputs))
+    """Return the request of an API whose inputs may differ in kind. Raises: InvalidWork."""
+    inputs: list[Any]
     if shape.media == "content":
         inputs = [{"content": [_voyage_part(part) for part in parts]} for parts in work.inputs]
-        return [MediaRequest({shape.inputs: inputs}, places)]
-    return [MediaRequest({shape.inputs: [_jina_input(work.inputs[i], i) for i in places]}, places)]
+    else:
+        singles = [_single(parts, index) for index, parts in enumerate(work.inputs)]
+        inputs = [
+            _nim_input(part, work) if shape.media == "strings" else _jina_input(part) for part in singles
+        ]
+    return [MediaRequest({shape.inputs: inputs}, range(len(work.inputs)))]
 
 
-def _jina_input(parts: Sequence[Part], index: int) -> Body:
-    """Return an input of Jina's. Raises: InvalidWork."""
+def _single(parts: Sequence[Part], index: int) -> Part:
+    """Return the only part of an input. Raises: InvalidWork."""
     if len(parts) != 1:
         raise InvalidWork(
             f"this upstream has a vector for one text or one image; input {index} is more", input_index=index
         )
-    (part,) = parts
+    return parts[0]
+
+
+def _jina_input(part: Part) -> Body:
     return {"text": part} if isinstance(part, str) else {"image": base64_of(part)}
+
+
+def _nim_input(part: Part, work: EmbedParts) -> str:
+    """Return an input of NIM's. Raises: InvalidWork."""
+    if isinstance(part, str):
+        return part
+    if work.prompt_name == "query":
+        raise InvalidWork("this upstream reads images as documents only, not as queries")
+    return data_uri(part)
 
 
 def _voyage_part(part: Part) -> Body:
@@ -89,6 +105,80 @@ def _cohere_part(part: Part) -> Body:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     return {"type": "image_url", "image_url": {"url": data_uri(part)}}
+
+
+# --- rerank
+
+
+def _ranked_sides(query: Sequence[Part], documents: Sequence[Sequence[Part]], shape: ApiShape) -> Body:
+    """Return the fields of a query and its documents. Raises: InvalidWork."""
+    if shape.rerank_media == "passages":
+        return {
+            "query": {"text": _only_text(query)},
+            "passages": [_passage(parts, i) for i, parts in enumerate(documents)],
+        }
+    sides = [_ranked(query, "query")]
+    sides += [_ranked(parts, f"document {index}", index) for index, parts in enumerate(documents)]
+    return {"query": sides[0], "documents": sides[1:]}
+
+
+def _ranked(parts: Sequence[Part], name: str, index: int | None = None) -> str | Body:
+    """Return a query or document of Jina's. Raises: InvalidWork."""
+    if len(parts) != 1:
+        raise InvalidWork(f"this upstream ranks one text or one image; {name} is more", input_index=index)
+    (part,) = parts
+    return part if isinstance(part, str) else {"image": base64_of(part)}
+
+
+def _only_text(query: Sequence[Part]) -> str:
+    """Return a query of NIM's. Raises: InvalidWork."""
+    if len(query) == 1 and isinstance(query[0], str):
+        return query[0]
+    raise InvalidWork("this upstream's query is a text; it reads images in documents")
+
+
+def _passage(parts: Sequence[Part], index: int) -> Body:
+    """Return a document of NIM's. Raises: InvalidWork."""
+    fields: Body = {}
+    for part in parts:
+        fields |= {"text": part} if isinstance(part, str) else {"image": data_uri(part)}
+    if len(fields) < len(parts):
+        raise InvalidWork("this upstream ranks one text, one image or both as a document", input_index=index)
+    return fields
+
+
+async def score_media(
+    api: OpenAIApi, work: ScoreParts, profile: OpenAIProfile, timeout_s: float
+) -> RerankReply:
+    """Score pairs with images, by one request for each query. Raises: BackendError."""
+    shape, remaining_s = api.shape, countdown(timeout_s)
+    assert profile.scores is not None
+    if work.truncate not in shape.rerank_truncation:
+        raise UnsupportedWork("this upstream's API cannot cut the left end")
+    places: dict[tuple[Part, ...], list[int]] = {}
+    for index, (query, _) in enumerate(work.pairs):
+        places.setdefault(query, []).append(index)
+
+    async def rank(query: tuple[Part, ...]) -> tuple[Vectors, int]:
+        own = places[query]
+        try:
+            sides = _ranked_sides(query, [work.pairs[index][1] for index in own], shape)
+        except InvalidWork as error:
+            error.input_index = None if error.input_index is None else own[error.input_index]
+            raise
+        response = await api.rank(sides, work, profile, len(own), remaining_s())
+        if response.status != 200:
+            raise failure(response)
+        scores, tokens = decode_scores(response, len(own))
+        if tokens is None:
+            raise ReplicaFailed("the upstream reported no usage")
+        return scores, max(tokens, len(own))
+
+    found = await run_some(rank, list(places), REQUESTS_IN_FLIGHT)
+    order = np.argsort(np.concatenate(list(places.values())))
+    scores = np.concatenate([rows for rows, _ in found])[order]
+    scores, logits = scaled(scores, profile.scores, raw=work.raw_scores)
+    return RerankReply(scores, sum(tokens for _, tokens in found), None, logits)
 
 
 async def embed_media(

@@ -33,11 +33,13 @@ class ApiShape(msgspec.Struct, frozen=True):
     for each treatment of inputs that are too long; empty if the API has no such field, otherwise a missing
     treatment is not offered. rerank_fields: constant fields of a rerank. metered: every request costs money,
     so that few probes are sent. media: form of inputs with images, None without them: `objects` (Jina),
-    `cohere`, or `content` (Voyage), which texts have, too. chunks: form of documents whose chunks are
-    embedded in their context, None without them: `lists` of chunks, which texts have, too, or Jina's `field`,
-    with a request for each document. dtype: of numbers in base64. embed_inputs, rerank_inputs: the most
-    inputs of one request. request_tokens: the most tokens of all its inputs. rerank_form: of the texts of a
-    rerank: a query for each document (`pairs`, DeepInfra), or `ranking` (NIM).
+    `cohere`, `strings` (NIM), or `content` (Voyage), which texts have, too. chunks: form of documents whose
+    chunks are embedded in their context, None without them: `lists` of chunks, which texts have, too, or
+    Jina's `field`, with a request for each document. rerank_media: form of pairs with images, None without
+    them: `objects`, a text or an image each (Jina), or `passages`, whose query is a text (NIM). dtype: of
+    numbers in base64. embed_inputs, rerank_inputs: the most inputs of one request. request_tokens: the most
+    tokens of all its inputs. rerank_form: of the texts of a rerank: a query for each document (`pairs`,
+    DeepInfra), or `ranking` (NIM).
     """
 
     version: str = "OpenAI API"
@@ -55,8 +57,9 @@ class ApiShape(msgspec.Struct, frozen=True):
     rerank_truncation: Treatments = {}
     rerank_fields: Fields = NO_FIELDS
     metered: bool = False
-    media: Literal["objects", "cohere", "content"] | None = None
+    media: Literal["objects", "cohere", "content", "strings"] | None = None
     chunks: Literal["lists", "field"] | None = None
+    rerank_media: Literal["objects", "passages"] | None = None
     dtype: Literal["<f4", "i1"] = "<f4"
     embed_inputs: int | None = None
     rerank_inputs: int | None = None

@@ -113,6 +113,11 @@ VOYAGE_MULTIMODAL = "voyage-multimodal"
 # So have those that embed chunks in their context. They have no field for inputs that are too long.
 VOYAGE_CONTEXT = "voyage-context"
 PERPLEXITY_CONTEXT = "pplx-embed-context"
+# Rerankers that read images, of Jina and of NVIDIA.
+JINA_MULTIMODAL_RANKER = "jina-reranker-m0"
+NIM_MULTIMODAL_RANKER = "rerank-vl"
+# Models of other names would embed the letters of a picture.
+NIM_MULTIMODAL_EMBEDDER = "embed-vl"
 # Jina's models that take `late_chunking`.
 JINA_LATE_CHUNKING = frozenset({"jina-embeddings-v3", "jina-embeddings-v4"})
 
@@ -146,6 +151,12 @@ def shape_of(settings: ApiSettings, model: str | None = None, address: str = "")
         shape = msgspec.structs.replace(shape, embeddings="contextualizedembeddings", chunks="lists")
     if settings.kind == "jina" and name in JINA_LATE_CHUNKING:
         shape = msgspec.structs.replace(shape, chunks="field")
+    if settings.kind == "jina" and name == JINA_MULTIMODAL_RANKER:
+        shape = msgspec.structs.replace(shape, rerank_media="objects")
+    if settings.kind == "nim" and NIM_MULTIMODAL_EMBEDDER in name:
+        shape = msgspec.structs.replace(shape, media="strings")
+    if settings.kind == "nim" and NIM_MULTIMODAL_RANKER in name:
+        shape = msgspec.structs.replace(shape, rerank_media="passages")
     types = shape.input_type if settings.input_type is None else settings.input_type
     return msgspec.structs.replace(
         shape,

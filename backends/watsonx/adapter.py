@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from backends.contract import BaseWork, Embed, ReplicaSpec, Rerank, Truncate
-from backends.contract.errors import BackendError, InvalidWork, ReplicaFailed, input_too_long
+from backends.contract.errors import BackendError, InvalidWork, ModelNotServed, input_too_long
 from backends.hosted.adapter import HostedBackend
 from backends.hosted.models import Body, HostedModel, HostedRoute, Request, Rows, every_place, vectors_of
 from backends.http.answers import decode_json
@@ -89,7 +89,7 @@ def failure(response: UpstreamResponse) -> BackendError:
         case 400 | 422, _ if any(phrase in fault.message.lower() for phrase in TOO_LONG):
             return input_too_long(None)
         case 404, "model_not_supported" | "model_no_support_for_function":
-            return ReplicaFailed("the upstream does not serve this model")
+            return ModelNotServed("the upstream does not serve this model")
         case 403, "token_quota_reached":
             return account_spent()
         case 400 | 422, _:

@@ -35,7 +35,7 @@ def iam_token(spec: ReplicaSpec, address: str, api_key: str, open_client: OpenCl
     client = open_client(own, None)
     body = urlencode({"grant_type": GRANT, "apikey": api_key}).encode()
 
-    async def fetch() -> AccessToken:
+    async def fetch() -> AccessToken[str]:
         remaining_s = countdown(FETCH_TIMEOUT_S)
         response = await client.post("/identity/token", body, remaining_s(), FORM)
         if response.status in {400, 401, 403}:

@@ -32,7 +32,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "otlp": ("opentelemetry.exporter.otlp.proto.http",),
     "grpc": ("grpc", "grpc_health", "grpc_reflection"),
     "oidc": ("jwt", "cryptography"),
-    "egress": ("h2", "socksio"),
+    "egress": ("h2", "socksio", "socks"),
     "azure": ("azure.identity",),
     "aws": ("botocore",),
     "google": ("google.auth", "requests"),

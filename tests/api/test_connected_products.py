@@ -218,7 +218,14 @@ async def test_every_address_of_the_pages_is_served(boot: Boots) -> None:
     for address in named:
         is_route = any(pattern.match(address) for pattern in patterns)
         # A base, to which the client appends the rest.
-        ends = ("/embeddings", "/embed", "/rerank", "/v1/embeddings")
+        ends = (
+            "/embeddings",
+            "/embed",
+            "/rerank",
+            "/v1/embeddings",
+            "/bge-m3/embeddings",
+            "/bge:embedContent",
+        )
         is_base = any(pattern.match(address + end) for pattern in patterns for end in ends)
         assert is_route or is_base, address
 

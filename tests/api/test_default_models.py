@@ -9,8 +9,11 @@ from gateway.tenants.create_key import InvalidKeySettings, make_key
 from gateway.tenants.keyring import FIRST_TENANT, FirstKey, Keyring, key_digest
 from tests.config_texts import problems_of
 from tests.conftest import KEY, Boots
+from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import CLASSIFIER, RERANKER
+from tests.fakes.infinity import FakeInfinity
 from tests.fakes.tei import FakeTei
+from tests.fakes.vllm import FakeVllm
 
 SERVED = """
 upstreams:
@@ -67,6 +70,67 @@ async def test_a_request_without_a_model_has_that_of_its_key(
         event = gateway.events[-1]
 
     assert (200, model) == (reply.status_code, event.model)  # type: ignore[union-attr]
+
+
+VARIED = """
+upstreams:
+  short: {backend: tei, replicas: [http://short]}
+  long: {backend: tei, replicas: [http://long]}
+  late: {backend: vllm, replicas: [http://late]}
+  ranker: {backend: infinity, replicas: [http://ranker], model: fake/model, tokenizer: FOLDER}
+  classes: {backend: tei, replicas: [http://classes]}
+models:
+  short: {upstream: short}
+  long: {upstream: long}
+  colbert: {upstream: late}
+  cross: {upstream: ranker}
+  labels: {upstream: classes}
+defaults: {embed: short, rerank: short, classify: labels}
+"""
+# The key's own model, a body that the default of the gateway would be read for, and what the reply shows.
+BODIES = [
+    ("embed: long", "/api/embed", {"input": "ten bytes.", "options": {"num_ctx": 4}}, 400, "tokenizer"),
+    ("embed: long", "/api/embeddings", {"prompt": "ten bytes.", "options": {"num_ctx": 4}}, 400, "tokenizer"),
+    ("embed: long", "/api/embed", {"input": "a", "dimensions": 768}, 200, "embeddings"),
+    ("embed: colbert", "/infinity/embeddings", {"model": "default/not-specified", "input": "a"}, 200, "[["),
+    ("classify: cross", "/predict", {"inputs": [["a", "b"]]}, 200, "LABEL_0"),
+]
+
+
+@pytest.mark.parametrize(("default", "path", "body", "status", "word"), BODIES)
+async def test_a_body_is_read_for_the_model_of_its_key(
+    boot: Boots,
+    tmp_path: Path,
+    default: str,
+    path: str,
+    body: dict[str, object],
+    status: int,
+    word: str,
+) -> None:
+    servers = {
+        "short": FakeTei(max_input_length=4),
+        "long": FakeTei(),
+        "late": FakeVllm(task="token_embed"),
+        "ranker": FakeInfinity(capability="rerank"),
+        "classes": FakeTei(model_type=CLASSIFIER),
+    }
+    varied = VARIED.replace("FOLDER", str(write_small_files(tmp_path)))
+    text = config(f", defaults: {{{default}}}").replace(SERVED, varied)
+    async with boot(servers, text) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert (status, True) == (reply.status_code, word in reply.text), reply.text
+
+
+@pytest.mark.parametrize(("default", "is_noted"), [("e5", False), ("bge", True)])
+async def test_the_pooling_is_compared_with_that_of_the_keys_model(
+    boot: Boots, default: str, is_noted: bool
+) -> None:
+    pooled = servers() | {"tei-1": FakeTei(model_type={"embedding": {"pooling": "mean"}})}
+    async with boot(pooled, config(f", defaults: {{embed: {default}}}")) as gateway:
+        reply = await gateway.post("/vectors", {"text": "a", "config": {"pooling_strategy": "masked_mean"}})
+
+    assert is_noted is ("x-ignored-fields" in reply.headers)
 
 
 async def test_lists_of_models_show_the_defaults_of_the_key(boot: Boots) -> None:

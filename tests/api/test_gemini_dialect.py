@@ -21,13 +21,13 @@ def request(text: str, **options: Any) -> dict[str, Any]:
     return {"content": {"parts": [{"text": text}], "role": "user"}} | options
 
 
-@pytest.mark.parametrize("version", ["v1", "v1beta"])
+@pytest.mark.parametrize("base", ["v1/models", "v1beta/models", "v1beta"])
 @pytest.mark.parametrize("model", ["bge", "org/bge"])
-async def test_a_batch_returns_one_vector_for_each_request(boot: Boots, version: str, model: str) -> None:
+async def test_a_batch_returns_one_vector_for_each_request(boot: Boots, base: str, model: str) -> None:
     body = {"requests": [request(text, model=f"models/{model}") for text in TEXTS]}
     async with boot(fakes()) as gateway:
         reply = await gateway.post(
-            f"/{version}/models/{model}:batchEmbedContents", body, authorization="", x_goog_api_key=KEY
+            f"/{base}/{model}:batchEmbedContents", body, authorization="", x_goog_api_key=KEY
         )
 
     vectors = [item["values"] for item in reply.json()["embeddings"]]

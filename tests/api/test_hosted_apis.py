@@ -265,3 +265,46 @@ async def test_a_hosted_model_without_context_refuses_documents(boot: Boots) -> 
         reply = await gateway.post("/v1/contextualizedembeddings", {"model": "m", "inputs": CHUNKS})
 
     assert (400, "model") == (reply.status_code, reply.json()["error"]["param"])
+
+
+M0 = config_of('backend: jina, model: jina-reranker-m0, task: rerank, replicas: ["http://api/v1"]')
+RANKED = [base64.b64encode(encoded(noise(9, 7, seed))).decode() for seed in (1, 2)]
+
+
+async def test_jinas_reranker_scores_texts_and_images(boot: Boots) -> None:
+    server = FakeHostedApi("jina")
+    first, second = [{"image": f"data:image/png;base64,{picture}"} for picture in RANKED]
+    body = {"documents": [{"text": "red"}, first, "cyan", second], "return_documents": False}
+    async with boot({"api": server}, M0) as gateway:
+        replies = [await gateway.post("/v1/rerank", body | {"query": query}) for query in ("q", first)]
+        several = await gateway.post(
+            "/v1/rerank", body | {"query": "q", "documents": [first | {"text": "a"}]}
+        )
+        (model,) = (await gateway.client.get("/v1/models")).json()["data"]
+
+    sent = ["red", {"image": RANKED[0]}, "cyan", {"image": RANKED[1]}]
+    assert [("q", sent), ({"image": RANKED[0]}, sent)] == [
+        (asked["query"], asked["documents"]) for _, asked in server.requests[-2:]
+    ]
+    texts = ["red", RANKED[0], "cyan", RANKED[1]]
+    for reply, query in zip(replies, ("q", RANKED[0]), strict=True):
+        assert 200 == reply.status_code, reply.text
+        found = {item["index"]: item["relevance_score"] for item in reply.json()["results"]}
+        expected = {
+            item["index"]: item["relevance_score"] for item in scores_of({"query": query, "documents": texts})
+        }
+        assert expected == pytest.approx(found, abs=1e-6)
+        assert reply.json()["usage"]["total_tokens"] >= 4
+    assert (400, True) == (several.status_code, "one text or one image" in several.text)
+    assert {"rerank", "rerank_image"} <= set(model["operations"])
+
+
+async def test_other_rerankers_of_jina_take_no_images(boot: Boots) -> None:
+    server = FakeHostedApi("jina")
+    body = {"query": "q", "documents": [{"image": f"data:image/png;base64,{RANKED[0]}"}]}
+    async with boot({"api": server}, M0.replace("reranker-m0", "reranker-v3")) as gateway:
+        asked = len(server.requests)
+        reply = await gateway.post("/v1/rerank", body)
+
+    assert 400 == reply.status_code
+    assert asked == len(server.requests)

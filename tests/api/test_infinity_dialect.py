@@ -92,6 +92,17 @@ async def test_rerank(
     assert_frame(reply.json(), "rerank", "cross", sum(len(text.split()) + 4 for text in TEXTS))
 
 
+async def test_infinitys_clients_read_the_reply_at_the_path_of_its_server(boot: Boots) -> None:
+    body = {"model": "cross", "query": "q", "documents": TEXTS, "return_documents": False, "top_n": 2}
+    async with boot(fakes(), CONFIG) as gateway:
+        expected = await gateway.post("/infinity/rerank", body)
+        found = await gateway.post("/rerank", body)
+
+    assert "rerank" == found.json()["object"]
+    # At its own path the field is null where there is no document.
+    assert expected.json()["results"] == [{"document": None} | item for item in found.json()["results"]]
+
+
 async def test_classify(boot: Boots) -> None:
     reply = await posted(boot(fakes(), CONFIG), "/infinity/classify", {"input": ["red", "blue"]})
 

@@ -1,6 +1,5 @@
 """POST /v1/embeddings, as OpenAI's clients use it."""
 
-import asyncio
 import base64
 from typing import Any
 
@@ -12,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from backends.contract import EmbedChunksReply, EmbedReply, EncodeReply
-from backends.contract.chunks import ChunkRange
-from gateway.api.dialects.openai.embeddings import pieces_of
-from gateway.api.server.encoding import VECTORS_AT_ONCE, Encoding, EncodingFormat, joined
+from backends.contract import EmbedReply
+from gateway.api.dialects.openai.embeddings import body_of
+from gateway.api.server.encoding import Encoding, EncodingFormat, json_bytes
 from tests.conftest import KEY, Boots, posted
 from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei, vector_of
@@ -127,42 +125,10 @@ def test_encoded_vectors_decode_bit_for_bit(
     vectors: np.ndarray[Any, np.dtype[np.float32]], encoding_format: EncodingFormat
 ) -> None:
     body = msgspec.json.decode(
-        b"".join(pieces_of(EmbedReply(vectors, 1), "m", Encoding((encoding_format,)), reply_id="x"))
+        json_bytes(body_of(EmbedReply(vectors, 1), "m", Encoding((encoding_format,)), reply_id="x"))
     )
 
     assert vectors.tobytes() == b"".join(vector_in(item).tobytes() for item in body["data"])
-
-
-ROWS = np.ones((1_000, 8), np.float32)
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        EmbedReply(ROWS, 1),
-        EncodeReply(1, multivector=(ROWS,)),
-        EmbedChunksReply(ROWS, (1_000,), 1, (ChunkRange((0, 1), (0, 1)),) * 1_000),
-    ],
-    ids=["vectors", "multi-vector", "chunks"],
-)
-async def test_the_loop_runs_while_a_large_reply_is_written(
-    reply: EmbedReply | EncodeReply | EmbedChunksReply,
-) -> None:
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    other = asyncio.create_task(count_turns())
-    body = msgspec.json.decode(await joined(pieces_of(reply, "m", Encoding(("float",)), reply_id="x")))
-    other.cancel()
-
-    assert turns >= len(ROWS) // VECTORS_AT_ONCE
-    rows = [item.get("embedding") or item["embeddings"] for item in body["data"]]
-    assert np.array_equal(ROWS, np.array(rows if len(rows) > 1 else rows[0], np.float32))
 
 
 @pytest.mark.parametrize("model", ["bge", "org/bge"])

@@ -50,21 +50,21 @@ async def test_a_base_url_may_name_the_model(boot: Boots, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "version", "fields"),
+    ("path", "version", "kind", "fields"),
     [
-        (V1, "1", {"index", "relevance_score", "document"}),
-        (SHARED, "1", {"index", "relevance_score", "document"}),
-        (V2, "2", {"index", "relevance_score"}),
+        (V1, "1", "list", {"index", "relevance_score", "document"}),
+        (SHARED, "1", "rerank", {"index", "relevance_score", "document"}),
+        (V2, "2", "list", {"index", "relevance_score"}),
     ],
 )
 async def test_the_reply_has_the_fields_of_every_client_of_its_paths(
-    boot: Boots, path: str, version: str, fields: set[str]
+    boot: Boots, path: str, version: str, kind: str, fields: set[str]
 ) -> None:
     """Cohere's and Jina's clients read `results`, Voyage's `data`, Vercel's all three counts of tokens."""
     reply = await post_json(boot, path, BODY | {"model": "cross"})
 
     assert {"id", "object", "model", "results", "data", "usage", "meta"} == reply.keys()
-    assert ("list", "cross") == (reply["object"], reply["model"])
+    assert (kind, "cross") == (reply["object"], reply["model"])
     assert reply["usage"]["total_tokens"] == reply["usage"]["prompt_tokens"] > 0
     assert 0 == reply["usage"]["completion_tokens"]
     assert {"search_units": 1} == reply["meta"]["billed_units"]

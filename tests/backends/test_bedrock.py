@@ -313,6 +313,25 @@ async def test_long_documents_are_cut_at_the_bound_of_rerank(opened: Opens) -> N
     assert 32_000 == len(source["inlineDocumentSource"]["textDocument"]["text"])
 
 
+@pytest.mark.parametrize(
+    ("truncate", "sent"),
+    [(Truncate.RIGHT, "a" * 2048), (Truncate.LEFT, "a" * 2047 + "b"), (Truncate.ERROR, None)],
+)
+async def test_texts_are_cut_at_the_bound_of_older_models_of_cohere(
+    opened: Opens, truncate: Truncate, sent: str | None
+) -> None:
+    backend, server = opened(COHERE_3)
+    await backend.describe(5.0)
+    work = Embed(("short", "a" * 3000 + "b"), truncate=truncate)
+    if sent is None:
+        with pytest.raises(InvalidWork, match="maximum context length") as caught:
+            await backend.run(work, 5.0)
+        assert 1 == caught.value.input_index
+        return
+    await backend.run(work, 5.0)
+    assert ["short", sent] == last_body(server)["texts"]
+
+
 # --- names of models
 
 
@@ -377,6 +396,15 @@ def test_agents_runtime_reranks_with_models_of_cohere() -> None:
     model = model_of(COHERE_RERANK, "eu-central-1", BedrockSettings(), is_agent=True)
     assert f"arn:aws:bedrock:eu-central-1::foundation-model/{COHERE_RERANK}" == model.name
     assert "/rerank" == model.path
+
+
+@pytest.mark.parametrize(
+    ("region", "partition"), [("us-gov-west-1", "aws-us-gov"), ("cn-north-1", "aws-cn"), ("eu-west-1", "aws")]
+)
+def test_arn_of_a_reranker_is_of_the_partition_of_its_region(region: str, partition: str) -> None:
+    model = model_of(AMAZON_RERANK, region, BedrockSettings(), is_agent=True)
+    assert f"arn:{partition}:bedrock:{region}::foundation-model/{AMAZON_RERANK}" == model.name
+    assert partition == botocore.session.Session().get_partition_for_region(region)
 
 
 @pytest.mark.parametrize(

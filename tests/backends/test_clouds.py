@@ -8,27 +8,47 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.contract import Backend, Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, Truncate
+from backends.azure.entra import scope_of
+from backends.contract import (
+    Backend,
+    Embed,
+    EmbedParts,
+    EmbedReply,
+    Image,
+    Operation,
+    Part,
+    ReplicaSpec,
+    Rerank,
+    RerankReply,
+    ScoreParts,
+    Truncate,
+)
 from backends.contract.errors import (
+    AttemptTimedOut,
     BackendError,
     CredentialMissing,
     CredentialRefused,
     InvalidWork,
+    ModelNotServed,
     ReplicaFailed,
     ReplicaOverloaded,
     ReplicaUnavailable,
+    RequestTooLarge,
     UnsupportedWork,
 )
 from backends.contract.vectors import sigmoid
 from backends.http.client import UpstreamResponse
+from backends.http.media import data_uri
 from backends.openai.api import failure as openai_failure
 from gateway.config.schema import UpstreamSettings
 from gateway.upstreams.factory import ReplicaAddress, ReplicaOpener, create_replica
 from tests.conftest import remote_backend
 from tests.fakes.clouds import FakeAzure, FakeNim, FakeWatsonx
+from tests.fakes.hooks import respond_with
 from tests.fakes.server import FakeServer, logit_of
 from tests.fakes.tei import vector_of
 from tests.fakes.threaded import serve_in_thread
+from tests.pictures import encoded, noise
 from tests.waiting import PATIENCE_S
 
 LONG = " ".join(["word"] * 20)
@@ -101,11 +121,19 @@ async def test_a_refused_key_of_azure() -> None:
         await opened(FakeAzure(), AZURE | {"api_key": "another-key-1"})
 
 
-async def test_coheres_reranker_of_foundry(small_files: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "requested"),
+    [
+        ("", "/providers/cohere/v2/rerank"),
+        ("/providers/cohere/v2", "/providers/cohere/v2/rerank"),
+        ("/v1", "/v1/rerank"),
+    ],
+)
+async def test_coheres_reranker_of_foundry(path: str, requested: str, small_files: str) -> None:
     server = FakeAzure()
     settings = {
         "backend": "azure",
-        "replicas": ["https://name.services.ai.azure.com"],
+        "replicas": [f"https://name.services.ai.azure.com{path}"],
         "model": "ranker",
         "task": "rerank",
         "tokenizer": small_files,
@@ -114,9 +142,22 @@ async def test_coheres_reranker_of_foundry(small_files: str) -> None:
     reply = await reranked(await opened(server, settings))
 
     assert 3 == len(reply.scores)
-    assert "/providers/cohere/v2/rerank" == server.requests[-1][0]
+    assert requested == server.requests[-1][0]
     assert "Bearer azure-key-1234" == server.headers[-1]["authorization"]
     assert "api-key" not in server.headers[-1]
+
+
+@pytest.mark.parametrize(
+    ("address", "scope"),
+    [
+        ("https://name.openai.azure.com", "https://cognitiveservices.azure.com/.default"),
+        ("https://name.openai.azure.us/openai/v1", "https://cognitiveservices.azure.us/.default"),
+        ("https://name.openai.azure.cn", "https://cognitiveservices.azure.cn/.default"),
+        ("https://azure.us.example.org", "https://cognitiveservices.azure.com/.default"),
+    ],
+)
+def test_scope_of_entra_is_that_of_the_cloud(address: str, scope: str) -> None:
+    assert scope == scope_of(address)
 
 
 class FakeIdentity(FakeServer):
@@ -262,6 +303,65 @@ async def test_nim_ranks_by_logits(hosted: bool) -> None:
     assert path == server.requests[-1][0]
 
 
+PICTURE = Image(encoded(noise(9, 7, 1)), "image/png", 9, 7)
+
+
+async def test_nim_embeds_images_as_documents() -> None:
+    server = FakeNim()
+    backend = await opened(server, NIM | {"model": "nvidia/llama-nemotron-embed-vl-1b-v2"})
+    assert Operation.EMBED_IMAGE in (await backend.describe(5.0)).operations
+    reply = await backend.run(EmbedParts((("a",), (PICTURE,))), 5.0)
+
+    assert isinstance(reply, EmbedReply)
+    assert np.allclose(reply.vectors, [vector_of("a"), vector_of(data_uri(PICTURE))])
+    assert ["a", data_uri(PICTURE)] == server.requests[-1][1]["input"]
+    with pytest.raises(InvalidWork, match="as documents only"):
+        await backend.run(EmbedParts(((PICTURE,),), prompt_name="query"), 5.0)
+    with pytest.raises(InvalidWork, match="input 0 is more"):
+        await backend.run(EmbedParts((("a", PICTURE),)), 5.0)
+
+
+async def test_other_nims_are_sent_no_images() -> None:
+    server = FakeNim()
+    backend = await opened(server, NIM)
+    assert Operation.EMBED_IMAGE not in (await backend.describe(5.0)).operations
+    with pytest.raises(UnsupportedWork):
+        await backend.run(EmbedParts(((PICTURE,),)), 5.0)
+    assert "data:" not in str(server.requests)
+
+
+async def test_nim_ranks_documents_with_images() -> None:
+    server = FakeNim(reranks=True)
+    written = NIM | {"model": "nvidia/llama-nemotron-rerank-vl-1b-v2", "task": "rerank"}
+    backend = await opened(server, written)
+    uri = data_uri(PICTURE)
+    documents: list[tuple[Part, ...]] = [("a",), (PICTURE,), ("b", PICTURE)]
+    pairs = tuple([((query,), document) for document in documents for query in ("q", "r")])
+    reply = await backend.run(ScoreParts(pairs), 5.0)
+
+    assert isinstance(reply, RerankReply)
+    sources = ["a", uri, f"b {uri}"]
+    logits = np.array([logit_of(query, text) for text in sources for query in ("q", "r")], np.float32)
+    assert np.allclose(reply.scores, sigmoid(logits))
+    assert reply.logits is not None
+    assert np.allclose(reply.logits, logits)
+    passages = [{"text": "a"}, {"image": uri}, {"text": "b", "image": uri}]
+    sent = [body for _, body in server.requests if body.get("passages") == passages]
+    assert ["q", "r"] == [body["query"]["text"] for body in sent]
+    with pytest.raises(InvalidWork, match="query is a text"):
+        await backend.run(ScoreParts((((PICTURE,), ("a",)),)), 5.0)
+    with pytest.raises(InvalidWork, match="one text, one image or both") as caught:
+        await backend.run(ScoreParts(((("q",), ("a",)), (("q",), (PICTURE, PICTURE)))), 5.0)
+    assert 1 == caught.value.input_index
+
+
+async def test_other_nims_refuse_documents_with_images() -> None:
+    backend = await opened(FakeNim(reranks=True), NIM | {"model": RANKER, "task": "rerank"})
+    assert Operation.RERANK_IMAGE not in (await backend.describe(5.0)).operations
+    with pytest.raises(UnsupportedWork, match="none with images"):
+        await backend.run(ScoreParts(((("q",), (PICTURE,)),)), 5.0)
+
+
 async def test_a_nim_on_own_machines_costs_nothing_and_a_hosted_one_does() -> None:
     own = await opened(FakeNim(), NIM)
     hosted = await opened(
@@ -272,6 +372,50 @@ async def test_a_nim_on_own_machines_costs_nothing_and_a_hosted_one_does() -> No
     assert (await hosted.describe(5.0)).metered
 
 
+HOSTED_NIM = {"backend": "nim", "model": "nvidia/llama-nemotron-embed-1b-v2", "nim": {"hosted": True}}
+
+
+async def test_a_reply_is_fetched_from_nvidias_queue() -> None:
+    server = FakeNim(hosted=True)
+    server.api_key = "nvidia-key-1"
+    server.queued = 3
+    backend = await opened(server, HOSTED_NIM | {"api_key": "nvidia-key-1"})
+    reply = await embedded(backend, Embed(("a", "b")))
+    await backend.aclose()
+
+    assert np.allclose(reply.vectors, [vector_of("a"), vector_of("b")])
+    # One of the check of the model, and one of the call; each was asked for until it was ready.
+    assert [-1, -1] == [pending for _, pending in server.accepted.values()]
+
+
+async def test_a_queue_is_followed_for_the_time_of_the_attempt_only() -> None:
+    server = FakeNim(hosted=True)
+    backend = await opened(server, HOSTED_NIM)
+    server.queued = 10**6
+    with pytest.raises(AttemptTimedOut, match="still has the request in its queue"):
+        await backend.run(Embed(("a",)), 0.5)
+
+
+async def test_an_error_of_a_queued_request_is_that_of_the_request() -> None:
+    server = FakeNim(hosted=True)
+    backend = await opened(server, HOSTED_NIM)
+    server.queued = 1
+    server.hook = respond_with(
+        400, b'{"object": "error", "message": "Input length 9 exceeds maximum allowed token size 8"}'
+    )
+    with pytest.raises(InvalidWork, match="maximum context length is 8 tokens"):
+        await embedded(backend, Embed(("a",)))
+
+
+async def test_a_key_for_another_address_is_not_sent_to_nvidias_queue() -> None:
+    server = FakeNim(hosted=True)
+    server.queued = 1
+    with pytest.raises(ReplicaUnavailable, match="a queue, which is not followed here"):
+        await opened(server, HOSTED_NIM | {"replicas": ["https://nim.example.org"]})
+    # Nothing has asked for the replies.
+    assert {0} == {pending for _, pending in server.accepted.values()}
+
+
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [
@@ -280,6 +424,8 @@ async def test_a_nim_on_own_machines_costs_nothing_and_a_hosted_one_does() -> No
         (429, b'{"status": 429, "title": "Too Many Requests"}', ReplicaOverloaded),
         (401, b"{}", CredentialRefused),
         (400, b'{"object": "error", "message": "bad"}', InvalidWork),
+        (422, b'{"detail": [{"msg": "field required"}]}', InvalidWork),
+        (529, b'{"error": {"code": 529, "message": "Provider returned error"}}', ReplicaOverloaded),
     ],
 )
 def test_errors_of_nim(status: int, body: bytes, expected: type[Exception]) -> None:
@@ -287,6 +433,52 @@ def test_errors_of_nim(status: int, body: bytes, expected: type[Exception]) -> N
     assert expected is type(error)
     # A spent account is asked again after a while, and its replica is not ejected.
     assert (60.0 if status == 402 else None) == error.retry_after_s
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error": "%b"}',
+        b'{"detail": "%b"}',
+        b'{"detail": {"error": "%b"}}',
+        b'{"detail": [{"msg": "%b"}]}',
+        b'{"object": "error", "message": "%b", "detail": {}, "type": "invalid_request_error"}',
+        b'"%b"',
+    ],
+)
+def test_a_long_input_is_known_in_every_form_of_an_error(body: bytes) -> None:
+    words = b"Input length 523 exceeds maximum allowed token size 512"
+    error = openai_failure(UpstreamResponse(400, {}, body % words))
+    assert "maximum context length is 512 tokens" in error.message
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected", "pause_s"),
+    [
+        (403, "AUTHZ_INSUFFICIENT_BALANCE", ReplicaOverloaded, 60.0),
+        (403, "AUTHZ_RESOURCE_LIMIT_EXCEEDED", ReplicaOverloaded, 60.0),
+        (429, "RATE_TOKEN_LIMIT_EXCEEDED", ReplicaOverloaded, None),
+        (401, "AUTH_INVALID_API_KEY", CredentialRefused, None),
+        (403, "AUTHZ_OTHER", CredentialRefused, None),
+        (400, "INPUT_MODEL_NOT_FOUND", ModelNotServed, None),
+    ],
+)
+def test_errors_of_jina(status: int, code: str, expected: type[Exception], pause_s: float | None) -> None:
+    body = msgspec.json.encode({"detail": "words", "code": code, "request_id": "1"})
+    error = openai_failure(UpstreamResponse(status, {}, body))
+    assert (expected, pause_s) == (type(error), error.retry_after_s)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Too many inputs in request, split into more batches.",
+        "Requested 341772 tokens, max 300000 tokens per request",
+    ],
+)
+def test_inputs_that_are_too_many_together_are_sent_in_smaller_requests(message: str) -> None:
+    body = msgspec.json.encode({"object": "error", "message": message})
+    assert RequestTooLarge is type(openai_failure(UpstreamResponse(400, {}, body)))
 
 
 # --- watsonx

@@ -45,6 +45,7 @@ from backends.contract.errors import (
 from backends.google.errors import failure
 from backends.google.kind import GEMINI, GeminiSettings, VertexSettings
 from backends.google.models import gemini_model, vertex_model
+from backends.google.vertex import open_replica as open_vertex
 from backends.hosted.adapter import requests_of
 from backends.hosted.models import HostedModel
 from backends.http.client import UpstreamResponse
@@ -301,11 +302,30 @@ def test_methods_are_those_of_googles_client(name: str, path: str) -> None:
     [
         ("global", "https://aiplatform.googleapis.com"),
         (LOCATION, f"https://{LOCATION}-aiplatform.googleapis.com"),
+        ("eu", "https://aiplatform.eu.rep.googleapis.com"),
+        ("us", "https://aiplatform.us.rep.googleapis.com"),
     ],
 )
 def test_addresses(location: str, address: str) -> None:
     assert address == VertexSettings(project=PROJECT, location=location).address()
     assert "https://generativelanguage.googleapis.com/v1beta" == GEMINI.address
+
+
+@pytest.mark.parametrize("location", ["global", LOCATION, "eu"])
+async def test_ranking_has_a_host_of_its_own_whatever_the_location(location: str) -> None:
+    settings = VertexSettings(project=PROJECT, location=location)
+    opened: list[ReplicaSpec] = []
+
+    def keep(spec: ReplicaSpec, authorizer: Any) -> Any:
+        del authorizer
+        opened.append(spec)
+
+    headers = {"authorization": "Bearer an-access-token"}
+    open_vertex(ReplicaSpec(settings.address(), RANKER, headers, settings=settings), keep)
+    open_vertex(ReplicaSpec("https://ranking.example.org", RANKER, headers, settings=settings), keep)
+    assert ["https://discoveryengine.googleapis.com", "https://ranking.example.org"] == [
+        spec.address for spec in opened
+    ]
 
 
 def as_sent(value: Any) -> Any:

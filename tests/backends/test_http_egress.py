@@ -16,6 +16,7 @@ from backends.contract import Embed, ReplicaSpec, TlsFiles
 from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
+    ConnectionLost,
     CredentialRefused,
     ProxyRefused,
     ReplicaFailed,
@@ -32,7 +33,16 @@ from tests.backends.test_connect_failures import closed_port
 from tests.fakes.hooks import until
 from tests.fakes.hosted_api import FakeHostedApi
 from tests.fakes.http_servers import HEAD, OK, ScriptedServer, close, stay_silent
-from tests.fakes.proxies import KINDS, PASSWORD, USER, ProxyKind, program_of, running_proxy, wait_for_port
+from tests.fakes.proxies import (
+    KINDS,
+    PASSWORD,
+    TUNNEL_WORDS,
+    USER,
+    ProxyKind,
+    program_of,
+    running_proxy,
+    wait_for_port,
+)
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.tls_files import Authority
 from tests.quotas.redis_server import free_port
@@ -96,13 +106,13 @@ async def test_a_vendor_is_called_through_a_tunnel(
     authority: Authority,
 ) -> None:
     api, address = vendor
-    with running_proxy(kind, has_users=has_users) as (url, log):
+    with running_proxy(kind, has_users=has_users, authority=authority) as (url, log):
         backend = open_replica(spec_of(address, authority, with_user(url) if has_users else url))
         found = await backend.describe(PATIENCE_S)
         reply = await backend.run(Embed(("a", "b")), PATIENCE_S)
         await backend.aclose()
 
-        await until(lambda: "CONNECT" in log.read_text())
+        await until(lambda: TUNNEL_WORDS.get(kind, "CONNECT") in log.read_text())
     assert found.metered
     assert 2 == len(reply.vectors)
     assert ["a", "b"] == api.requests[-1][1]["input"]
@@ -117,7 +127,7 @@ async def test_a_proxy_that_refuses_its_user_is_named(
     vendor: tuple[FakeHostedApi, str],
     authority: Authority,
 ) -> None:
-    with running_proxy(kind, has_users=True) as (url, _):
+    with running_proxy(kind, has_users=True, authority=authority) as (url, _):
         backend = open_replica(spec_of(vendor[1], authority, with_user(url, password) if password else url))
         with pytest.raises(ProxyRefused) as caught:
             await backend.describe(PATIENCE_S)
@@ -129,10 +139,11 @@ async def test_a_proxy_that_refuses_its_user_is_named(
 
 
 async def test_a_proxy_that_cannot_connect_is_named(kind: ProxyKind, authority: Authority) -> None:
-    with running_proxy(kind) as (url, _):
+    with running_proxy(kind, authority=authority) as (url, _):
         client = open_egress(spec_of(f"https://127.0.0.1:{closed_port()}", authority, url))
+        reason = "connection refused" if kind == "microsocks" else "status 50"
         with pytest.raises(
-            ReplicaUnavailable, match="the proxy opened no connection to the upstream: status 50"
+            ReplicaUnavailable, match=f"the proxy opened no connection to the upstream: {reason}"
         ):
             await client.get("/models", PATIENCE_S)
         await client.aclose()
@@ -141,7 +152,7 @@ async def test_a_proxy_that_cannot_connect_is_named(kind: ProxyKind, authority: 
 async def test_plain_http_goes_through_a_proxy_too(kind: ProxyKind, authority: Authority) -> None:
     with (
         serve_in_thread(FakeHostedApi("voyage")) as address,
-        running_proxy(kind, has_users=True) as (url, log),
+        running_proxy(kind, has_users=True, authority=authority) as (url, log),
     ):
         client = open_egress(spec_of(address, authority, with_user(url)))
         refused = open_egress(spec_of(address, authority, url))
@@ -149,11 +160,11 @@ async def test_plain_http_goes_through_a_proxy_too(kind: ProxyKind, authority: A
 
         assert 200 == (await client.post("/embeddings", body, PATIENCE_S)).status
         # tinyproxy may break the connection before its answer is read.
-        with pytest.raises(ReplicaUnavailable if kind == "squid" else BackendError):
+        with pytest.raises(BackendError if kind == "tinyproxy" else ReplicaUnavailable):
             await refused.post("/embeddings", body, PATIENCE_S)
         await client.aclose()
         await refused.aclose()
-        await until(lambda: "POST" in log.read_text())
+        await until(lambda: TUNNEL_WORDS.get(kind, "POST") in log.read_text())
 
 
 async def test_a_certificate_of_another_authority_is_refused_through_a_tunnel(
@@ -165,6 +176,85 @@ async def test_a_certificate_of_another_authority_is_refused_through_a_tunnel(
     with running_proxy(kind) as (url, _):
         client = open_egress(spec_of(vendor[1], Authority(tmp_path / "other"), url))
         with pytest.raises(ReplicaUnavailable, match="the replica's certificate is not trusted"):
+            await client.get("/models", PATIENCE_S)
+        await client.aclose()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https", "socks5"])
+async def test_the_certificate_at_fault_is_named(
+    scheme: str, vendor: tuple[FakeHostedApi, str], authority: Authority, tmp_path: Path
+) -> None:
+    kinds: dict[str, ProxyKind] = {"http": "squid", "https": "squid-tls", "socks5": "microsocks"}
+    kind, other = kinds[scheme], Authority(tmp_path / "other")
+    if program_of(kind) is None:
+        pytest.skip(f"no {kind} here")
+    # Of a proxy of HTTPS the certificate of the proxy, else that of the replica.
+    with running_proxy(kind, authority=authority) as (url, _):
+        client = open_egress(spec_of(vendor[1], other, url))
+        peer = "proxy" if scheme == "https" else "replica"
+        with pytest.raises(ReplicaUnavailable, match=f"the {peer}'s certificate is not trusted"):
+            await client.get("/models", PATIENCE_S)
+        await client.aclose()
+    if scheme != "https":
+        return
+    with running_proxy(kind, authority=other) as (url, _), serve_in_thread(vendor[0]) as plain:
+        # TLS begins in the tunnel, to a port without it.
+        secure = plain.replace("http://", "https://")
+        client = open_egress(spec_of(secure, other, url))
+        with pytest.raises(ReplicaUnavailable, match="the replica takes no TLS connection"):
+            await client.get("/models", PATIENCE_S)
+        await client.aclose()
+
+
+# Answers of a server to the bytes of a client of SOCKS, and the reason that is shown.
+HELLO, OPENED = b"\x05\x00", b"\x05\x00\x00\x01" + bytes(6)
+ODD_PROXIES: dict[str, tuple[tuple[bytes, ...], type[BackendError], str]] = {
+    "HTTP": ((b"HTTP/1.1 400 Bad Request\r\n\r\n",), ReplicaUnavailable, "does not answer as a SOCKS proxy"),
+    "ends at once": ((b"",), ReplicaUnavailable, "does not answer as a SOCKS proxy"),
+    "ends later": ((HELLO, b""), ReplicaUnavailable, "does not answer as a SOCKS proxy"),
+    "cuts its answer": ((HELLO, OPENED[:5]), ReplicaUnavailable, "does not answer as a SOCKS proxy"),
+    "wants a password": ((b"\x05\xff",), ProxyRefused, "the proxy refused the credentials"),
+    "has a rule": ((HELLO, b"\x05\x02" + OPENED[2:]), ProxyRefused, "connection not allowed by ruleset"),
+    "is silent": ((HELLO,), AttemptTimedOut, "no answer within"),
+    "opens and ends": ((HELLO, OPENED, b""), ConnectionLost, "the connection broke"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_PROXIES)
+async def test_an_odd_proxy_of_socks_is_one_error_and_no_second_request(name: str) -> None:
+    answers, error, words = ODD_PROXIES[name]
+    connections: list[asyncio.StreamWriter] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        for data in answers:
+            await reader.read(1000)
+            writer.write(data)
+        if name == "is silent":
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    spec = ReplicaSpec("http://upstream.test/v1", proxy=f"socks5h://127.0.0.1:{port}")
+    client = open_egress(spec)
+    with pytest.raises(error, match=words):
+        await client.post("/embeddings", b"{}", 0.3 if name == "is silent" else PATIENCE_S)
+    await client.aclose()
+    server.close()
+    for writer in connections:
+        writer.close()
+
+    assert 1 == len(connections)
+
+
+async def test_a_proxy_that_takes_no_tls_is_named(authority: Authority) -> None:
+    async with ScriptedServer(close) as server:
+        port = server.client.base_url.rpartition(":")[2]
+        client = open_egress(spec_of("https://a.test", authority, f"https://127.0.0.1:{port}"))
+        with pytest.raises(
+            ReplicaUnavailable, match=r"the proxy takes no TLS connection|connection to the proxy"
+        ):
             await client.get("/models", PATIENCE_S)
         await client.aclose()
 

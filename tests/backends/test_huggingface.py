@@ -25,6 +25,7 @@ from backends.contract.errors import (
     CredentialRefused,
     InvalidWork,
     ModelNotLoaded,
+    ModelNotServed,
     ReplicaFailed,
     ReplicaOverloaded,
 )
@@ -115,7 +116,7 @@ async def test_long_input_is_the_callers_fault(opened: Opens) -> None:
         (402, {"error": "You have exceeded your monthly included credits"}, ReplicaOverloaded, 60.0),
         (429, {"error": "Too many requests"}, ReplicaOverloaded, None),
         (401, {"error": "Invalid credentials"}, CredentialRefused, None),
-        (404, {"error": "Model not found"}, ReplicaFailed, None),
+        (404, {"error": "Model not found"}, ModelNotServed, None),
         (422, {"error": ["words"]}, InvalidWork, None),
         (502, {"error": "Bad gateway"}, ReplicaFailed, None),
     ],

@@ -16,7 +16,7 @@ import subprocess
 import time
 import urllib.request
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,15 +131,82 @@ def pictures(gateway: Gateway, tmp_path: Path) -> Pictures:
     for seed, file in enumerate(files):
         file.write_bytes(png(60 + seed, 40, seed))
     uris = [f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}" for file in files]
+    body = {"model": gateway.clip, "input": uris, "modality": "image"}
+    vectors = [item["embedding"] for item in posted(gateway, "/infinity/embeddings", body)["data"]]
+    assert vectors[0] != pytest.approx(vectors[1], abs=1e-2)
+    return Pictures(files, uris, vectors)
+
+
+def posted(gateway: Gateway, path: str, body: dict[str, Any]) -> Any:
+    """Return the reply to a POST without a client."""
     request = urllib.request.Request(
-        f"{gateway.url}/infinity/embeddings",
-        json.dumps({"model": gateway.clip, "input": uris, "modality": "image"}).encode(),
+        gateway.url + path,
+        json.dumps(body).encode(),
         {"authorization": f"Bearer {gateway.key}", "content-type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=60) as reply:
-        vectors = [item["embedding"] for item in json.load(reply)["data"]]
-    assert vectors[0] != pytest.approx(vectors[1], abs=1e-2)
-    return Pictures(files, uris, vectors)
+        return json.load(reply)
+
+
+# Three texts of different lengths, the first of which answers the question.
+FRUIT = ["an apple a day", "the sea is deep", "parse JSON quickly"]
+FRUIT_QUESTION = "fruit to eat"
+Matrix = Sequence[Sequence[float]]
+
+
+class Expected(NamedTuple):
+    """What the gateway itself returns for `FRUIT`, to compare with what a client returns.
+
+    plain: vectors of its texts. documents, query: those with the prompts of `Gateway.prompted`; query: of
+    the first text. ranks: (index, cosine) to `FRUIT_QUESTION`, best first. logits: the same by the
+    cross-encoder, before the sigmoid.
+    """
+
+    plain: list[list[float]]
+    documents: list[list[float]]
+    query: list[float]
+    ranks: list[tuple[int, float]]
+    logits: list[tuple[int, float]]
+
+
+@pytest.fixture(scope="session")
+def expected(gateway: Gateway) -> Expected:
+    """Return the gateway's own replies in OpenAI's, Cohere's and TEI's API."""
+
+    def vectors(texts: list[str]) -> list[list[float]]:
+        items = posted(gateway, "/v1/embeddings", {"model": gateway.model, "input": texts})["data"]
+        return [item["embedding"] for item in items]
+
+    question = {"query": FRUIT_QUESTION}
+    body = question | {"model": gateway.model, "documents": FRUIT}
+    ranks = [
+        (item["index"], item["relevance_score"]) for item in posted(gateway, "/v2/rerank", body)["results"]
+    ]
+    body = question | {"model": gateway.cross, "texts": FRUIT, "raw_scores": True}
+    logits = [(item["index"], item["score"]) for item in posted(gateway, "/rerank", body)]
+    assert 0 == ranks[0][0]
+    return Expected(
+        vectors(FRUIT),
+        vectors([f"passage: {text}" for text in FRUIT]),
+        vectors([f"query: {FRUIT[0]}"])[0],
+        ranks,
+        logits,
+    )
+
+
+def assert_vectors(expected: Matrix, found: Iterable[Iterable[float]]) -> None:
+    """Check the vectors that a client returns, and their order."""
+    rows = [list(row) for row in found]
+    assert len(expected) == len(rows)
+    for wanted, row in zip(expected, rows, strict=True):
+        assert list(wanted) == pytest.approx(row, abs=1e-4)
+
+
+def assert_ranks(expected: Sequence[tuple[int, float]], found: Iterable[tuple[int, float]]) -> None:
+    """Check the (index, score) that a client returns, best first."""
+    places, scores = zip(*found, strict=True)
+    assert tuple(index for index, _ in expected) == places
+    assert [score for _, score in expected] == pytest.approx(list(scores), abs=1e-3)
 
 
 def documented(gateway: Gateway, page: str, heading: str, language: str = "python", at: int = 0) -> str:

@@ -18,8 +18,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 HOME = ROOT / ".clients"
-# Clients with packages that are published as source only: those of IBM.
-BUILT = frozenset({"clouds"})
+# Clients with packages that are published as source only: those of IBM, and PySpark.
+BUILT = frozenset({"clouds", "spark"})
 # Programs that clients need from the system.
 PROGRAMS = {"spark": ("java", "a Java runtime, 17 or newer")}
 

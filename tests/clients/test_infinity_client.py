@@ -151,3 +151,17 @@ def test_batching_client_sends_pictures_as_jpeg(gateway: Gateway, pictures: Pict
     assert [(1, len(pictures.vectors[0]))] * 2 == [vector.shape for vector in vectors]
     assert np.abs(vectors[0] - vectors[1]).max() > 0.01
     assert tokens > 2
+
+
+def test_ranks_at_the_path_of_infinitys_server(gateway: Gateway) -> None:
+    """Agno's reranker sends these fields there, because it drops the path of its address."""
+    client = AuthenticatedClient(base_url=gateway.url, token=gateway.key, raise_on_unexpected_status=True)
+    body = RerankInput.from_dict(
+        {"model": gateway.model, "query": "fruit to eat", "documents": TEXTS, "return_documents": False}
+    )
+    reply = rerank.sync(client=client, body=body)
+
+    assert reply is not None
+    assert not isinstance(reply, HTTPValidationError)
+    assert 1 == reply.results[0].index
+    assert {0, 1, 2} == {item.index for item in reply.results}

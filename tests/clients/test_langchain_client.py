@@ -1,4 +1,4 @@
-"""LangChain's classes for OpenAI, Cohere, Jina and Infinity, and its own test suite."""
+"""LangChain's classes for OpenAI, Cohere, Jina, Infinity and other vendors, and its own test suite."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +11,24 @@ from langchain_community.document_compressors import jina_rerank
 from langchain_community.embeddings import InfinityEmbeddings, jina
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
+from langchain_google_genai import GoogleGenerativeAIEmbeddings
+from langchain_nvidia_ai_endpoints import NVIDIAEmbeddings, NVIDIARerank
+from langchain_ollama import OllamaEmbeddings
 from langchain_openai import OpenAIEmbeddings
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
+from langchain_together import TogetherEmbeddings
+from langchain_voyageai import VoyageAIRerank
 
-from tests.clients.conftest import Gateway, Pictures, run_documented
+from tests.clients.conftest import (
+    FRUIT,
+    FRUIT_QUESTION,
+    Expected,
+    Gateway,
+    Pictures,
+    assert_ranks,
+    assert_vectors,
+    run_documented,
+)
 
 DOCUMENTS = [Document(text, metadata={"place": i}) for i, text in enumerate(["car", "apple", "sea", "pear"])]
 DIMENSIONS = 384
@@ -174,3 +188,46 @@ def test_the_documented_lines_embed_and_rank(gateway: Gateway) -> None:
 
     assert DIMENSIONS == len(made["embeddings"].embed_query("fruit"))
     assert len(DOCUMENTS) > len(made["reranker"].compress_documents(DOCUMENTS, "fruit")) > 0
+
+
+def vendors_embeddings(vendor: str, gateway: Gateway) -> Embeddings:
+    """Return the class for a vendor, by the lines of docs/connect-classes.md, with prompts for roles."""
+    if vendor == "google":
+        return GoogleGenerativeAIEmbeddings(
+            model=gateway.prompted, google_api_key=gateway.key, base_url=gateway.url
+        )
+    if vendor == "nvidia":
+        return NVIDIAEmbeddings(model=gateway.prompted, api_key=gateway.key, base_url=f"{gateway.url}/v1")
+    if vendor == "together":
+        return TogetherEmbeddings(model=gateway.model, api_key=gateway.key, base_url=f"{gateway.url}/v1")
+    headers = {"Authorization": f"Bearer {gateway.key}"}
+    return OllamaEmbeddings(model=gateway.model, base_url=gateway.url, client_kwargs={"headers": headers})
+
+
+@pytest.mark.parametrize(
+    ("vendor", "has_roles"), [("google", True), ("nvidia", True), ("together", False), ("ollama", False)]
+)
+async def test_vendors_embeddings_are_the_gateways(
+    vendor: str, has_roles: bool, gateway: Gateway, expected: Expected
+) -> None:
+    embeddings = vendors_embeddings(vendor, gateway)
+    documents, query = expected.plain, expected.plain[0]
+    if has_roles:
+        documents, query = expected.documents, expected.query
+
+    assert_vectors(documents, embeddings.embed_documents(FRUIT))
+    assert_vectors(documents, await embeddings.aembed_documents(FRUIT))
+    assert_vectors([query], [embeddings.embed_query(FRUIT[0])])
+
+
+def ranked(compressor: Any) -> list[tuple[int, float]]:
+    """Return the (index, score) of each text of `FRUIT`, as a compressor returns them."""
+    found = compressor.compress_documents([Document(text) for text in FRUIT], FRUIT_QUESTION)
+    return [(FRUIT.index(item.page_content), item.metadata["relevance_score"]) for item in found]
+
+
+def test_vendors_compressors_return_the_gateways_scores(gateway: Gateway, expected: Expected) -> None:
+    options: dict[str, Any] = {"api_key": gateway.key, "base_url": f"{gateway.url}/v1"}
+
+    assert_ranks(expected.ranks, ranked(VoyageAIRerank(model=gateway.model, top_k=len(FRUIT), **options)))
+    assert_ranks(expected.logits, ranked(NVIDIARerank(model=gateway.cross, **options)))

@@ -1,4 +1,4 @@
-"""LlamaIndex's classes for OpenAI and TEI, and those for pictures: Cohere, Jina and Voyage."""
+"""LlamaIndex's classes for OpenAI and TEI, those for pictures, and those for other vendors."""
 
 from typing import Any
 
@@ -6,19 +6,37 @@ import openai
 import pytest
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.embeddings import MultiModalEmbedding
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.embeddings.cohere import CohereEmbedding
+from llama_index.embeddings.google_genai import GoogleGenAIEmbedding
 from llama_index.embeddings.jinaai import JinaEmbedding
+from llama_index.embeddings.nvidia import NVIDIAEmbedding
+from llama_index.embeddings.ollama import OllamaEmbedding
 from llama_index.embeddings.openai import OpenAIEmbedding
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+from llama_index.embeddings.siliconflow import SiliconFlowEmbedding
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 from llama_index.embeddings.voyageai import VoyageEmbedding
+from llama_index.postprocessor.cohere_rerank import CohereRerank
+from llama_index.postprocessor.jinaai_rerank import JinaRerank
+from llama_index.postprocessor.nvidia_rerank import NVIDIARerank
+from llama_index.postprocessor.siliconflow_rerank import SiliconFlowRerank
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 
-from tests.clients.conftest import Gateway, Pictures, run_documented
+from tests.clients.conftest import (
+    FRUIT,
+    FRUIT_QUESTION,
+    Expected,
+    Gateway,
+    Pictures,
+    assert_ranks,
+    assert_vectors,
+    run_documented,
+)
 
 TEXTS = [f"text number {i}" for i in range(50)]
-FRUIT = ["car", "apple", "sea", "pear"]
+FOOD = ["car", "apple", "sea", "pear"]
 DIMENSIONS = 384
 
 
@@ -92,7 +110,7 @@ def test_tei_rerank_scores_every_node(gateway: Gateway, model: str, prefix: str)
     rerank = TextEmbeddingInference(
         base_url=f"{gateway.url}/models/{model}", auth_token=prefix + gateway.key, top_n=3
     )
-    nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in FRUIT]
+    nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in FOOD]
     ranked = rerank.postprocess_nodes(nodes, query_bundle=QueryBundle("fruit to eat"))
 
     scores = [node.score for node in ranked]
@@ -157,3 +175,65 @@ def test_the_documented_lines_embed_and_rank(gateway: Gateway) -> None:
 
     assert 384 == len(made["embeddings"].get_text_embedding("a text"))
     assert 3 == len(made["reranker"].postprocess_nodes(nodes, QueryBundle("a text")))
+
+
+def ranked(reranker: BaseNodePostprocessor) -> list[tuple[int, float | None]]:
+    """Return the (index, score) of each text of `FRUIT`, as a reranker returns them."""
+    nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in FRUIT]
+    found = reranker.postprocess_nodes(nodes, query_bundle=QueryBundle(FRUIT_QUESTION))
+    return [(FRUIT.index(node.node.get_content()), node.score) for node in found]
+
+
+def vendors_reranker(vendor: str, gateway: Gateway, model: str) -> BaseNodePostprocessor:
+    """Return the class for a vendor, by the lines of docs/connect-classes.md."""
+    options: dict[str, Any] = {"api_key": gateway.key, "model": model, "top_n": len(FRUIT)}
+    if vendor == "cohere":
+        return CohereRerank(base_url=gateway.url, **options)
+    if vendor == "jina":
+        return JinaRerank(base_url=f"{gateway.url}/v1", **options)
+    return SiliconFlowRerank(base_url=f"{gateway.url}/v1/rerank", **options)
+
+
+@pytest.mark.parametrize("vendor", ["cohere", "jina", "siliconflow"])
+def test_vendors_rerankers_return_the_gateways_scores(
+    vendor: str, gateway: Gateway, expected: Expected
+) -> None:
+    assert_ranks(expected.ranks, ranked(vendors_reranker(vendor, gateway, gateway.model)))
+    with pytest.raises(Exception, match="there is no model 'missing'"):
+        ranked(vendors_reranker(vendor, gateway, "missing"))
+
+
+def test_nvidias_reranker_returns_logits(gateway: Gateway, expected: Expected) -> None:
+    reranker = NVIDIARerank(base_url=f"{gateway.url}/v1", api_key=gateway.key, model=gateway.cross)
+
+    assert_ranks(expected.logits, ranked(reranker))
+
+
+def vendors_embedding(vendor: str, gateway: Gateway) -> BaseEmbedding:
+    """Return the class for a vendor, by the lines of docs/connect-classes.md, with prompts for roles."""
+    if vendor == "google":
+        return GoogleGenAIEmbedding(gateway.prompted, gateway.key, http_options={"base_url": gateway.url})
+    if vendor == "nvidia":
+        return NVIDIAEmbedding(base_url=f"{gateway.url}/v1", model=gateway.prompted, api_key=gateway.key)
+    if vendor == "ollama":
+        headers = {"Authorization": f"Bearer {gateway.key}"}
+        return OllamaEmbedding(gateway.model, gateway.url, client_kwargs={"headers": headers})
+    address = f"{gateway.url}/v1/embeddings"
+    return SiliconFlowEmbedding(model=gateway.model, api_key=gateway.key, base_url=address)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "has_roles"), [("google", True), ("nvidia", True), ("ollama", False), ("siliconflow", False)]
+)
+async def test_vendors_embeddings_are_the_gateways(
+    vendor: str, has_roles: bool, gateway: Gateway, expected: Expected
+) -> None:
+    embedding = vendors_embedding(vendor, gateway)
+    documents, query = expected.plain, expected.plain[0]
+    if has_roles:
+        documents, query = expected.documents, expected.query
+
+    assert_vectors(documents, embedding.get_text_embedding_batch(FRUIT))
+    assert_vectors(documents, await embedding.aget_text_embedding_batch(FRUIT))
+    # NVIDIA's class states a query's role only here.
+    assert_vectors([query], [await embedding.aget_query_embedding(FRUIT[0])])

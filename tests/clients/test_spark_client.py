@@ -23,11 +23,12 @@ BATCH_ROWS = 5000
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     """Start a cluster of two executors on this machine."""
+    # Otherwise the executors run the first `python3` of the path, which has none of these packages.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (
         SparkSession.builder.master("local-cluster[2,1,1024]")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
-        .config("spark.pyspark.python", sys.executable)
         .config("spark.ui.enabled", "false")
         .config("spark.executorEnv.PYTHONPATH", str(cluster.ROOT))
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", str(BATCH_ROWS))

@@ -1,12 +1,10 @@
 """Chunks of documents at /v1/contextualizedembeddings and with `late_chunking_params`, on our own engine."""
 
-import asyncio
 import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
@@ -15,8 +13,7 @@ from backends.contract import ChunkSize, EmbedChunks, EmbedChunksReply
 from backends.contract.errors import InvalidWork
 from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import load
-from gateway.api.dialects.voyage.contextualized import pieces_of
-from gateway.api.server.encoding import Encoding, joined, quantize
+from gateway.api.server.encoding import quantize
 from tests.conftest import Boots, Running
 from tests.engine.checkpoints import ENCODERS, make_encoder, make_sentence_model
 from tests.engine.conftest import Engines
@@ -267,30 +264,6 @@ async def test_special_tokens_make_no_chunk_of_their_own(gateway: Running, words
         plain = (await gateway.post("/v1/embeddings", {"model": "minilm", "input": text})).json()
         found = reply["data"][0]["data"][0]["embedding"]
         np.testing.assert_allclose(plain["data"][0]["embedding"], found, atol=1e-6)
-
-
-async def test_other_callbacks_run_while_a_large_reply_is_written() -> None:
-    rounds = 0
-
-    async def count() -> None:
-        nonlocal rounds
-        while True:
-            rounds += 1
-            await asyncio.sleep(0)
-
-    vectors = np.zeros((3000, 4), np.float32)
-    counts = (10, 2000, 990)
-    reply = EmbedChunksReply(vectors, counts, 3000)
-    counting = asyncio.create_task(count())
-    texts = [["a"] * each for each in counts]
-    encoded = await joined(pieces_of(reply, texts, Encoding(("float",)), {"model": "m"}))
-    counting.cancel()
-
-    assert 3000 // 256 <= rounds
-    documents = msgspec.json.decode(encoded)["data"]
-    assert [0, 1, 2] == [item["index"] for item in documents]
-    for item, each in zip(documents, counts, strict=True):
-        assert list(range(each)) == [chunk["index"] for chunk in item["data"]]
 
 
 @pytest.mark.parametrize(

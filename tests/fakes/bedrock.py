@@ -5,7 +5,7 @@ replies by its service models; AWS' pages on the parameters of models, whose fie
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -53,6 +53,7 @@ class FakeBedrock(FakeServer):
 
     def __init__(self, *models: str, width: int = 1024) -> None:
         super().__init__()
+        self.session_tokens: Container[str] = {SESSION_TOKEN}
         self.models = models
         self.width = width
         self.raw_paths: list[str] = []
@@ -97,7 +98,7 @@ class FakeBedrock(FakeServer):
                 f"The request signature does not match. Canonical string: {signer.canonical_request(request)}"
             )
             raise refusal(403, "InvalidSignatureException", message)
-        if "x-amz-security-token" in headers and headers["x-amz-security-token"] != SESSION_TOKEN:
+        if "x-amz-security-token" in headers and headers["x-amz-security-token"] not in self.session_tokens:
             raise refusal(
                 403, "ExpiredTokenException", "The security token included in the request is expired"
             )
@@ -177,6 +178,8 @@ class FakeBedrock(FakeServer):
         check_fields(body, {"input_type"}, {"texts", "images", "truncate", "embedding_types"})
         self._check_cohere(body, {"NONE", "START", "END"}, COHERE_TYPES | {"image"})
         sources = body.get("texts") or body["images"]
+        if (longest := max(map(len, body.get("texts", [""])))) > 2048:
+            raise invalid(f"expected maxLength: 2048, actual: {longest}")
         if "images" in body and (len(sources) != 1 or body["input_type"] != "image"):
             raise invalid("#/images: expected maximum item count: 1")
         vectors = [wide_vector(source, self.width).tolist() for source in sources]

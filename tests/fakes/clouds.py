@@ -49,12 +49,13 @@ class FakeAzure(FakeServer):
             "/openai/deployments/small/embeddings": self._classic,
             "/openai/v1/embeddings": self._v1,
             "/providers/cohere/v2/rerank": self._rerank,
+            "/v1/rerank": self._rerank,
         }
 
     def check_key(self, path: str, headers: dict[str, str]) -> None:
         """Check the key, which the reranker takes as a bearer token, or Entra's token. Raises: ErrorReply."""
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        key = bearer if "/providers/" in path else headers.get("api-key", "")
+        key = bearer if path.endswith("/rerank") else headers.get("api-key", "")
         if key != self.key and not (self.token and bearer == self.token):
             message = "Access denied due to invalid subscription key or wrong API endpoint."
             raise ErrorReply(401, {"error": {"code": "401", "message": message}})
@@ -79,10 +80,15 @@ class FakeAzure(FakeServer):
 
 
 class FakeNim(FakeServer):
-    """One NIM. hosted: it is one of NVIDIA's own, whose ranking has the model in its path."""
+    """One NIM. hosted: it is one of NVIDIA's own, whose ranking has the model in its path.
+
+    queued: requests for the reply to an accepted request before it is ready; 0 answers at once.
+    """
 
     def __init__(self, *, reranks: bool = False, hosted: bool = False) -> None:
         super().__init__()
+        self.queued = 0
+        self.accepted: dict[str, tuple[Any, int]] = {}
         self.reranks = reranks
         self.hosted = hosted
 
@@ -96,24 +102,51 @@ class FakeNim(FakeServer):
         hosted = "/v1/retrieval/nvidia/llama-3_2-nv-rerankqa-1b-v2/reranking"
         return found | {hosted if self.hosted else "/v1/ranking": self._rank}
 
+    async def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
+        start, _, request = path.rpartition("/")
+        if start == "/v2/nvcf/pexec/status" and self.hosted:
+            self.check_key(path, headers)
+            reply, pending = self.accepted[request]
+            self.accepted[request] = reply, pending - 1
+            return (202, b"") if pending else reply
+        reply = await super()._answer(path, headers, body)
+        if not self.queued or not body:
+            return reply
+        request = f"0000-{len(self.accepted)}"
+        self.accepted[request] = reply, self.queued - 1
+        raise ErrorReply(202, b"", {"NVCF-REQID": request, "NVCF-STATUS": "pending-evaluation"})
+
     def _embed(self, body: dict[str, Any]) -> Any:
         allowed = OPENAI_FIELDS | {"input_type", "truncate", "embedding_type", "modality"}
         if body.keys() - allowed or body.get("input_type") not in {"query", "passage"}:
             raise ErrorReply(422, {"detail": [{"msg": f"fields: {sorted(body)}"}]})
         if max(map(tokens_of, body["input"])) > 16 and body.get("truncate", "NONE") == "NONE":
-            message = "Input length 17 exceeds maximum allowed token size 16: context length is 16"
+            message = "Input length 17 exceeds maximum allowed token size 16"
             raise ErrorReply(400, {"object": "error", "message": message})
+        pictures = [text for text in body["input"] if text.startswith("data:image/")]
+        if pictures and ("embed-vl" not in body["model"] or body["input_type"] != "passage"):
+            raise ErrorReply(400, {"error": "images are passages of a model that reads them"})
         prefix = "" if body["input_type"] == "passage" else "query: "
         return _embeddings(body, [prefix + text for text in body["input"]])
 
     def _rank(self, body: dict[str, Any]) -> Any:
         if body.keys() - {"model", "query", "passages", "truncate"}:
             raise ErrorReply(422, {"detail": [{"msg": f"fields: {sorted(body)}"}]})
-        query, passages = body["query"]["text"], [passage["text"] for passage in body["passages"]]
+        query, passages = body["query"]["text"], [_passage(each, body["model"]) for each in body["passages"]]
         ranked = [{"index": i, "logit": logit_of(query, text)} for i, text in enumerate(passages)]
         ranked.sort(key=lambda item: -float(item["logit"]))
         tokens = rerank_tokens({"query": query, "documents": passages})
         return {"rankings": ranked, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+
+
+def _passage(fields: dict[str, str], model: str) -> str:
+    """Return the text of a passage; of an image, which some models read, its address. Raises: ErrorReply."""
+    allowed = {"text", "image"} if "rerank-vl" in model else {"text"}
+    if not fields or fields.keys() - allowed or "" in fields.values():
+        raise ErrorReply(422, {"detail": [{"msg": f"passage: {sorted(fields)}"}]})
+    if not fields.get("image", "data:image/png;base64,").startswith("data:image/"):
+        raise ErrorReply(400, {"error": "the image is not a data URL"})
+    return " ".join(fields.values())
 
 
 class FakeWatsonx(FakeServer):

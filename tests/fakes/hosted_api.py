@@ -211,9 +211,10 @@ class FakeHostedApi(FakeServer):
 
     def _rerank(self, body: dict[str, Any]) -> Any:
         self._check(body, RERANK, self.provider.rerank)
-        results = scores_of(body)
+        sources = [self._ranked(item, body["model"]) for item in (body["query"], *body["documents"])]
+        pairs = {"query": sources[0], "documents": sources[1:]}
+        results, tokens = scores_of(pairs), rerank_tokens(pairs)
         units = {"search_units": 1}
-        tokens = rerank_tokens(body)
         if self.kind == "cohere":
             counted = {"tokens": {"input_tokens": tokens}} if self.usage_of_rerank else {}
             return {"id": "1", "results": results, "meta": {"billed_units": units} | counted}
@@ -222,6 +223,14 @@ class FakeHostedApi(FakeServer):
         if body.get("return_documents", True):
             results = [item | {"document": {"text": body["documents"][item["index"]]}} for item in results]
         return {"model": "m", "object": "list", "usage": {"total_tokens": tokens}, "results": results}
+
+    def _ranked(self, item: Any, model: str) -> str:
+        """Return the text of a query or document; that of an image, which one model of Jina's reads."""
+        if isinstance(item, str):
+            return item
+        if (self.kind, model, list(item)) != ("jina", "jina-reranker-m0", ["image"]):
+            raise self._error(422, "a query or document is a string")
+        return str(item["image"])
 
     def _check(self, body: dict[str, Any], required: frozenset[str], optional: frozenset[str]) -> None:
         if required - body.keys() or body.keys() - required - optional:

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ from gateway.api.dialects.gemini import dialect as gemini
 from gateway.api.dialects.infinity import dialect as infinity
 from gateway.api.dialects.ollama import dialect as ollama
 from gateway.api.dialects.openai import embeddings as openai
-from gateway.api.dialects.openai.embeddings import pieces_of
+from gateway.api.dialects.openai.embeddings import body_of
 from gateway.api.dialects.sie import dialect as sie
 from gateway.api.dialects.vllm import dialect as vllm
 from gateway.api.dialects.vllm import pooling as vllm_pooling
@@ -36,7 +37,6 @@ from gateway.api.server.encoding import Encoding, NumberFormat, json_bytes, msgp
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request import Request
 from gateway.api.wire import tei
-from gateway.api.wire.replies import rank_documents
 from gateway.api.wire.tei import rank_order
 from gateway.calls import Call
 from gateway.config.schema import Limits
@@ -44,6 +44,7 @@ from gateway.lane.slices import Slice, join
 
 many = settings(max_examples=100, deadline=None)
 UNUSED: Any = None
+CONTEXT: Any = SimpleNamespace(tenant=None)
 API = InferenceApi(UNUSED, UNUSED, UNUSED, UNUSED, Limits())
 
 TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=8)
@@ -63,7 +64,7 @@ def decoded(body: dict[str, Any], kind: Any) -> Any:
 
 def asked(body: Any, name: str | None = "m", api: InferenceApi = API) -> Request[Any]:
     """Return a request whose path names a model."""
-    return Request(body, UNUSED, api, name)
+    return Request(body, CONTEXT, api, name)
 
 
 def result_of(call: Coroutine[Any, Any, Call]) -> Call:
@@ -105,7 +106,7 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
         )
         assert call == result_of(infinity.decode_embeddings(asked(body, None, API_WITHOUT_CAPABILITIES)))
         body = decoded({"input": texts, "model": "m", "dimensions": dimensions}, ollama.OllamaEmbedRequest)
-        assert call == ollama.decode_embed(body, API_WITHOUT_CAPABILITIES)
+        assert call == ollama.decode_embed(asked(body, None, API_WITHOUT_CAPABILITIES))
     tasks = {"query": "RETRIEVAL_QUERY", "document": "RETRIEVAL_DOCUMENT", None: None}
     options = {"outputDimensionality": dimensions, "taskType": tasks[role]}
     requests = [{"content": {"parts": [{"text": text}]}} | options for text in texts]
@@ -182,7 +183,7 @@ def test_a_classification_is_the_same_call_in_every_dialect(texts: list[str]) ->
     of_pooling = decoded({"input": texts, "task": "classify"}, vllm_pooling.PoolingRequest)
     of_infinity = decoded({"input": texts, "model": "m"}, infinity.InfinityClassifyRequest)
 
-    assert call == result_of(tei.decode_predict(batch, "m", UNUSED, API_WITHOUT_CAPABILITIES))
+    assert call == result_of(tei.decode_predict(batch, "m", CONTEXT, API_WITHOUT_CAPABILITIES))
     assert call == result_of(vllm.decode_classify(asked(of_vllm, None, API_WITHOUT_CAPABILITIES)))
     assert call == result_of(vllm_pooling.decode_pooling(asked(of_pooling, "m", API_WITHOUT_CAPABILITIES)))
     assert call == infinity.decode_classify(of_infinity, API)
@@ -220,7 +221,7 @@ def test_only_pages_have_a_grid_of_patches() -> None:
     rows = np.ones((5, 2), np.float32)
     grids = (None, PatchGrid(1, 2, 2))
     reply = EncodeReply(10, multivector=(rows, rows), grids=grids)
-    whole = b"".join(pieces_of(reply, "m", Encoding(("float",)), reply_id="x"))
+    whole = json_bytes(body_of(reply, "m", Encoding(("float",)), reply_id="x"))
     text, page = msgspec.json.decode(whole)["data"]
 
     assert "patch_grid" not in text
@@ -232,15 +233,18 @@ def test_only_pages_have_a_grid_of_patches() -> None:
 def test_vectors_decode_the_same_from_every_dialect(vectors: np.ndarray) -> None:
     reply = EmbedReply(vectors, 7)
     numbers, packed = [
-        msgspec.json.decode(b"".join(pieces_of(reply, "m", Encoding((kind,)), reply_id="x")))
+        msgspec.json.decode(json_bytes(body_of(reply, "m", Encoding((kind,)), reply_id="x")))
         for kind in ("float", "base64")
     ]
     kinds = msgspec.json.decode(json_bytes(cohere.encode_by_type(reply, ["float", "base64"])))
     ids = [None] * len(vectors)
     items = msgspec.json.decode(json_bytes(sie.encode_items(reply, ids, "float32")))
-    rows = vllm_pooling.pooled_rows(reply, raw=False)
-    pooled = msgspec.json.decode(json_bytes(vllm_pooling.pooling_items(rows, None)))
-    pooled64 = msgspec.json.decode(json_bytes(vllm_pooling.pooling_items(rows, NumberFormat())))
+    pooled, pooled64 = [
+        msgspec.json.decode(
+            json_bytes(vllm_pooling.pooling_items(vllm_pooling.pooled_rows(reply, raw=False), numbers))
+        )
+        for numbers in (None, NumberFormat())
+    ]
     arrays = msgspec.msgpack.decode(msgpack_bytes(sie.encode_items(reply, ids, "float32")))
 
     for read in (
@@ -260,8 +264,8 @@ def test_vectors_decode_the_same_from_every_dialect(vectors: np.ndarray) -> None
 @given(SCORES, st.none() | st.integers(0, 50))
 def test_scores_decode_the_same_best_first_with_ties_in_order(scores: np.ndarray, top_n: int | None) -> None:
     reply = RerankReply(scores, 7)
-    ranks = rank_documents(reply, top_n)
-    items = sie.score_items(reply, [None] * len(scores))
+    ranks = list(rerank.ranked(reply, top_n, None))
+    items = list(sie.score_items(reply, [None] * len(scores)))
 
     assert (min(top_n or len(scores), len(scores))) == len(ranks)
     assert [float(scores[item["index"]]) for item in ranks] == [
@@ -279,8 +283,8 @@ def test_saturated_scores_are_ordered_by_their_logits() -> None:
     logits = np.array([17.0, 40.0, 18.0, 90.0], np.float32)
     reply = RerankReply(np.ones(4, np.float32), 7, (), logits)
 
-    assert [3, 1] == [item["index"] for item in rank_documents(reply, 2)]
-    assert [3, 1, 2, 0] == [item["index"] for item in rank_documents(reply, None)]
+    assert [3, 1] == [item["index"] for item in rerank.ranked(reply, 2, None)]
+    assert [3, 1, 2, 0] == [item["index"] for item in rerank.ranked(reply, None, None)]
     assert [3, 1, 2, 0] == rank_order(reply)
     names = ["item-3", "item-1", "item-2", "item-0"]
     assert names == [item["item_id"] for item in sie.score_items(reply, [None] * 4)]

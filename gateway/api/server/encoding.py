@@ -7,7 +7,7 @@ reasons.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import sqrt
 from typing import Any, Literal, TypeAlias
 
@@ -27,8 +27,15 @@ EmbedDtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 Endianness: TypeAlias = Literal["native", "little", "big"]
 
 
-# Vectors that are written without a pause: within some milliseconds.
-VECTORS_AT_ONCE = 256
+# Numbers that are written without a pause: within some milliseconds.
+NUMBERS_AT_ONCE = 65_536
+# As long as one number take so many characters, and as long as so many numbers one list or object.
+CHARACTERS_OF_NUMBER = 16
+NUMBERS_OF_OBJECT = 32
+CONTAINERS = (dict, list, tuple)
+NUMBERS = frozenset({int, float, np.float32})
+# Fewer bytes are not worth a pause.
+PAUSE_BYTES = 16_384
 
 
 class NumberFormat(msgspec.Struct, frozen=True):
@@ -67,27 +74,125 @@ class Encoding(msgspec.Struct, frozen=True):
     numbers: NumberFormat = FLOAT32
 
 
+class LazyList:
+    """List whose items are made while it is encoded, once.
+
+    count: of its items. numbers: that they have together, besides a few fields of each.
+    """
+
+    def __init__(self, items: Iterable[Any], count: int, numbers: int = 0) -> None:
+        self.items = items
+        self._count = count
+        self.size = NUMBERS_OF_OBJECT * (1 + count) + numbers
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return self._count
+
+
+PLAIN_FLOATS = Encoding(("float",))
+
+
 def json_bytes(value: Any) -> bytes:
-    """Encode plain values and numpy arrays as JSON, with the fewest digits that keep each float32."""
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    """Encode plain values, numpy arrays and lazy lists as JSON.
+
+    Numbers have the fewest digits that keep each float32. Raises: the errors of the items of a lazy list.
+    """
+    try:
+        return orjson.dumps(value, default=_listed, option=orjson.OPT_SERIALIZE_NUMPY)
+    except orjson.JSONEncodeError as error:
+        raise error.__cause__ or error from None
 
 
-async def joined(pieces: Iterable[bytes]) -> memoryview:
-    """Join pieces as they are made; other callbacks of the event loop run between them."""
-    whole = bytearray()
-    for count, piece in enumerate(pieces, 1):
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, LazyList):
+        return list(value.items)
+    raise TypeError
+
+
+async def encode_json(value: Any) -> bytes | memoryview:
+    """Return the same as `json_bytes`; while a large value is encoded, the event loop runs on."""
+    if size_of(value) <= NUMBERS_AT_ONCE:
+        return json_bytes(value)
+    whole, paused = bytearray(), 0
+    for piece in json_pieces(value):
         whole += piece
-        if count % VECTORS_AT_ONCE == 0:
+        if len(whole) - paused >= PAUSE_BYTES:
+            paused = len(whole)
             await asyncio.sleep(0)
     return memoryview(whole)
 
 
+def size_of(value: Any) -> int:
+    """Estimate how long a value takes to encode, in numbers; of a large value only that it is large."""
+    if isinstance(value, LazyList):
+        return value.size
+    if isinstance(value, np.ndarray):
+        return NUMBERS_OF_OBJECT + value.size
+    if isinstance(value, str):
+        return 1 + len(value) // CHARACTERS_OF_NUMBER
+    if not isinstance(value, CONTAINERS):
+        return 1
+    size = NUMBERS_OF_OBJECT
+    for item in value.values() if isinstance(value, dict) else value:
+        # A call for each of many numbers would take longer than to encode them.
+        size += 1 if type(item) in NUMBERS else size_of(item)
+        if size > NUMBERS_AT_ONCE:
+            break
+    return size
+
+
+def json_pieces(value: Any) -> Iterator[bytes]:
+    """Yield the JSON of a value in pieces, each of which takes some milliseconds, except for a long text."""
+    if isinstance(value, str) or size_of(value) <= NUMBERS_AT_ONCE:
+        yield json_bytes(value)
+    elif isinstance(value, dict):
+        for index, (name, item) in enumerate(value.items()):
+            yield (b"," if index else b"{") + json_bytes(name) + b":"
+            yield from json_pieces(item)
+        yield b"}"
+    else:
+        for index, group in enumerate(_groups(value)):
+            yield b"," if index else b"["
+            if len(group) == 1:
+                yield from json_pieces(group[0])
+            else:
+                yield json_bytes(group)[1:-1]
+        yield b"]"
+
+
+def _groups(value: Any) -> Iterator[Any]:
+    """Yield the items of a list or an array in order, those of one group being written at once."""
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        for first in range(0, len(value), NUMBERS_AT_ONCE):
+            yield value[first : first + NUMBERS_AT_ONCE]
+        return
+    # To make an item may take longer than to write it.
+    least = value.size // max(1, len(value)) if isinstance(value, LazyList) else 1
+    group: list[Any] = []
+    size = 0
+    for item in value:
+        own = max(least, size_of(item))
+        size += own
+        if group and size > NUMBERS_AT_ONCE:
+            yield group
+            group, size = [], own
+        group.append(item)
+    yield group
+
+
 def msgpack_bytes(value: Any) -> bytes:
-    """Encode plain values and numpy arrays as msgpack.
+    """Encode plain values, numpy arrays and lazy lists as msgpack.
 
     Source: msgpack-numpy 0.4: an array is a map of its dtype, shape and bytes under keys that are bytes.
     """
-    return msgspec.msgpack.encode(value, enc_hook=_array_map)
+    return msgspec.msgpack.encode(value, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, LazyList) else _array_map(value)
 
 
 def _array_map(array: Any) -> dict[bytes, Any]:

@@ -292,21 +292,27 @@ class InferenceApi:
         tenant = self.authenticator.authenticate(context)
         return await self.gateway.open_vocabulary(tenant, model, operation)
 
-    def capabilities_of(
-        self, model: str | None, operation: Operation, tenant: Tenant | None = None
-    ) -> Capabilities | None:
-        """Return the capabilities of a model, or of the operation's default; None until a replica has joined.
+    def named(self, model: str | None, operation: Operation, tenant: Tenant | None) -> str:
+        """Return a model's name, or that of the operation's default.
 
-        tenant: of the request that names no model. Whether it may use the model is checked when the call is
-        served. Raises: ModelNotFound, and the errors of `Routes.default_model`.
+        tenant: of the request, whose key may have a default of its own. Raises: the errors of
+        `Routes.default_model`.
         """
-        routes = self.gateway.routes
-        name = routes.default_model(operation, tenant) if model is None else model
-        return self.gateway.view_of(name).capabilities
+        return self.gateway.routes.default_model(operation, tenant) if model is None else model
 
-    def dimensions_of(self, model: str) -> int | None:
-        """Return the width of a model's vectors, None if unknown. Raises: ModelNotFound, NoReplica."""
-        return self.gateway.view_of(model).dimensions
+    def capabilities_of(
+        self, model: str | None, operation: Operation, tenant: Tenant | None
+    ) -> Capabilities | None:
+        """Return the capabilities of the model that `named` returns; None until a replica has joined.
+
+        Whether the tenant may use it is checked when the call is served. Raises: ModelNotFound, NoReplica,
+        and the errors of `named`.
+        """
+        return self.gateway.view_of(self.named(model, operation, tenant)).capabilities
+
+    def dimensions_of(self, model: str | None, operation: Operation, tenant: Tenant | None) -> int | None:
+        """Return the width of its vectors, None if unknown. Raises: as `capabilities_of`."""
+        return self.gateway.view_of(self.named(model, operation, tenant)).dimensions
 
     def check_health(self, model: str | None) -> None:
         """Check that a model, or the one of root paths, has a usable replica.

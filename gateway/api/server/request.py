@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from gateway.api.server.encoding import json_bytes
+from gateway.api.server.encoding import encode_json, json_bytes
 from gateway.api.server.inference_api import InferenceApi, reply_headers
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
@@ -54,9 +54,12 @@ class Request(msgspec.Struct, Generic[Body]):
         assert isinstance(served.reply, kind)
         return served, served.reply
 
-    def reply(self, served: Served, value: Any, headers: dict[str, str] | None = None) -> HttpReply:
-        """Return the reply with a value of plain types and arrays as JSON."""
-        return self.reply_bytes(served, json_bytes(value), headers)
+    async def reply(self, served: Served, value: Any, headers: dict[str, str] | None = None) -> HttpReply:
+        """Return the reply with a value as JSON, as `encode_json` takes it."""
+        # That of one input is small, unless it has several vectors.
+        is_small = self.context.inputs == 1 and not served.reply.numbers
+        body = json_bytes(value) if is_small else await encode_json(value)
+        return self.reply_bytes(served, body, headers)
 
     def reply_bytes(
         self,

@@ -1,6 +1,8 @@
-"""Parts of replies that several dialects share: vectors, ranks, labels, widths of multi-vectors. Pure."""
+"""Parts of replies that several dialects share: vectors, ranks, labels, widths of multi-vectors."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -8,7 +10,14 @@ import numpy as np
 
 from backends.contract import ClassifyReply, EncodeReply, RerankReply, Vectors
 from backends.contract.vectors import shape_vectors
-from gateway.api.server.encoding import VECTORS_AT_ONCE, Encoding, encoded_rows
+from gateway.api.server.encoding import (
+    NUMBERS_AT_ONCE,
+    NUMBERS_OF_OBJECT,
+    PLAIN_FLOATS,
+    Encoding,
+    LazyList,
+    encoded_rows,
+)
 from gateway.errors import InvalidInput
 
 
@@ -30,38 +39,52 @@ def usage_of_ranks(reply: RerankReply) -> dict[str, int]:
 
 def encoded_vectors(vectors: Vectors, encoding: Encoding) -> Iterator[Any]:
     """Yield the rows of (n, dim) float32 as `json_bytes` takes them. Few are made at once."""
-    for first in range(0, len(vectors), VECTORS_AT_ONCE):
-        yield from encoded_rows(vectors[first : first + VECTORS_AT_ONCE], encoding)
+    for few in _parts_of(vectors):
+        yield from encoded_rows(few, encoding)
 
 
-def best_first(reply: RerankReply) -> list[int]:
-    """Return the indices of the documents, best first.
+def _parts_of(rows: Vectors) -> Iterator[Vectors]:
+    """Yield the rows of (n, width) in order, some at a time, for work that the event loop waits for."""
+    at_once = max(1, NUMBERS_AT_ONCE // rows.shape[1])
+    for first in range(0, len(rows), at_once):
+        yield rows[first : first + at_once]
 
-    Equal scores stay in the request's order, unless their logits differ.
+
+def vector_list(
+    vectors: Vectors, encoding: Encoding, item: Callable[[int, Any], Any] = lambda _, row: row
+) -> LazyList:
+    """Return the rows of (n, dim) float32 as a list.
+
+    item: takes the index of a row, and the row as `json_bytes` takes it; by default it is the row.
     """
-    order: list[int] = np.argsort(-reply.order, kind="stable").tolist()
-    return order
+    rows = vectors if encoding == PLAIN_FLOATS else encoded_vectors(vectors, encoding)
+    return LazyList(map(item, count(), rows), len(vectors), vectors.size * len(encoding.kinds))
 
 
-def rank_documents(reply: RerankReply, count: int | None) -> list[dict[str, Any]]:
-    """Return at most `count` results in the order of `best_first`; 0 and None: all."""
-    order = best_first(reply)[: count or None]
-    return [{"index": index, "relevance_score": reply.scores[index]} for index in order]
+def rank_list(reply: RerankReply, most: int | None, item: Callable[[int, Any], Any]) -> LazyList:
+    """Return the results of at most so many documents, best first; 0 and None: all.
+
+    Equal scores stay in the request's order, unless their logits differ. item: takes the index of a document
+    and its score, and returns its result.
+    """
+    order = np.argsort(-reply.order, kind="stable")[: most or None]
+    return LazyList(map(item, order.tolist(), reply.scores[order]), len(order))
 
 
-def label_items(reply: ClassifyReply) -> list[list[dict[str, Any]]]:
+def label_items(reply: ClassifyReply) -> LazyList:
     """Return the labels of each input with their scores, best first."""
-    orders = np.argsort(-reply.scores, axis=1, kind="stable")
-    return [
+    items = (
         [{"score": row[i], "label": reply.labels[i]} for i in order]
-        for row, order in zip(reply.scores, orders, strict=True)
-    ]
+        for scores in _parts_of(reply.scores)
+        for row, order in zip(scores, np.argsort(-scores, axis=1, kind="stable").tolist(), strict=True)
+    )
+    return LazyList(items, len(reply.scores), reply.scores.size * NUMBERS_OF_OBJECT)
 
 
-def with_dimensions(reply: EncodeReply, dimensions: int) -> EncodeReply:
+async def with_dimensions(reply: EncodeReply, dimensions: int) -> EncodeReply:
     """Return a reply whose multi-vectors have their first `dimensions` components, at length 1.
 
-    Raises: InvalidInput if the model's vectors have fewer.
+    The event loop runs on between two inputs. Raises: InvalidInput if the model's vectors have fewer.
     """
     matrices = reply.multivector or ()
     width = min((rows.shape[1] for rows in matrices), default=dimensions)
@@ -69,5 +92,8 @@ def with_dimensions(reply: EncodeReply, dimensions: int) -> EncodeReply:
         raise InvalidInput(
             f"`dimensions` is {dimensions}, the model's vectors have {width}", param="dimensions"
         )
-    cut = tuple(shape_vectors(rows, dimensions=dimensions, normalize=True) for rows in matrices)
-    return msgspec.structs.replace(reply, multivector=cut)
+    cut = []
+    for rows in matrices:
+        cut.append(shape_vectors(rows, dimensions=dimensions, normalize=True))
+        await asyncio.sleep(0)
+    return msgspec.structs.replace(reply, multivector=tuple(cut))

@@ -5,11 +5,14 @@ A list of two texts is one pair; only a list of lists is a batch of them.
 Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/types.rs and server.rs.
 """
 
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
+import numpy as np
 
 from backends.contract import (
+    Capabilities,
     Classify,
     ClassifyReply,
     Embed,
@@ -24,7 +27,7 @@ from backends.contract import (
     Truncate,
 )
 from gateway.api.server.body import ModelName
-from gateway.api.server.encoding import json_bytes
+from gateway.api.server.encoding import LazyList
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.inputs import (
@@ -218,28 +221,31 @@ async def decode_similarity(
     return Call(work, name or data.model, options.truncate, side_of(options))
 
 
-def encode_rerank(reply: RerankReply, texts: list[str] | None) -> bytes:
-    """Encode the ranks, in the order of `rank_order`.
-
-    texts: to return with their ranks, or None.
-    """
+def rank_items(reply: RerankReply, texts: list[str] | None) -> LazyList:
+    """Return the ranks in the order of `rank_order`. texts: to return with their ranks, or None."""
     order = rank_order(reply)
-    ranks = [{"index": i, "score": reply.scores[i]} for i in order]
-    if texts is not None:
-        ranks = [rank | {"text": texts[i]} for rank, i in zip(ranks, order, strict=True)]
-    return json_bytes(ranks)
+    ranks = zip(order, reply.scores[order], strict=True)
+    if texts is None:
+        return LazyList(({"index": i, "score": score} for i, score in ranks), len(order))
+    return LazyList(({"index": i, "score": score, "text": texts[i]} for i, score in ranks), len(order))
 
 
 def rank_order(reply: RerankReply) -> list[int]:
     """Return the indices of the texts, best first. On ties the higher index comes first, as in TEI."""
-    numbers = reply.order.tolist()
-    return sorted(range(len(numbers)), key=lambda i: (-numbers[i], -i))
+    last = len(reply.order) - 1
+    order: list[int] = (last - np.argsort(-reply.order[::-1], kind="stable")).tolist()
+    return order
 
 
-def term_items(terms: TermWeights) -> list[dict[str, object]]:
-    """Return one input's weights as TEI lists them."""
-    pairs = zip(terms.indices.tolist(), terms.values, strict=True)
-    return [{"index": index, "value": value} for index, value in pairs]
+def term_lists(sparse: Sequence[TermWeights]) -> LazyList:
+    """Return the weights of each input as TEI lists them."""
+    lists = list(map(_terms_of, sparse))
+    return LazyList(lists, len(lists), sum([each.size for each in lists]))
+
+
+def _terms_of(weights: TermWeights) -> LazyList:
+    pairs = zip(weights.indices.tolist(), weights.values, strict=True)
+    return LazyList(({"index": index, "value": value} for index, value in pairs), len(weights.indices))
 
 
 def compute_headers(context: RequestContext, reply: Reply, call: Call) -> dict[str, str]:
@@ -276,22 +282,24 @@ class TeiPrediction(msgspec.Struct):
 
 
 async def decode_predict(
-    data: PredictRequest, name: str | None, _: RequestContext, api: InferenceApi
+    data: PredictRequest, name: str | None, context: RequestContext, api: InferenceApi
 ) -> Call:
     """Decode a body of /predict. name: the model in the path.
 
     Pairs for a reranker are scored, because it has no labels.
-    Raises: EmptyInput, InvalidInput, OperationUnsupported.
+    Raises: EmptyInput, InvalidInput, and the errors of `InferenceApi.capabilities_of`.
     """
     if is_batch(data.inputs):
         api.check_count(len(data.inputs), "inputs")
     items = _items(data.inputs)
     model = name or data.model
     pairs = tuple(item for item in items if not isinstance(item, str))
-    if len(pairs) == len(items) and _only_scores(model, api):
-        work: Score | Classify = Score(pairs, raw_scores=data.raw_scores)
-    else:
-        work = Classify(tuple(items), raw_scores=data.raw_scores)
+    work: Score | Classify = Classify(tuple(items), raw_scores=data.raw_scores)
+    if len(pairs) == len(items):
+        # Scores have a default model of their own.
+        model = api.named(model, Operation.CLASSIFY, context.tenant)
+        if _only_scores(api.capabilities_of(model, Operation.CLASSIFY, context.tenant)):
+            work = Score(pairs, raw_scores=data.raw_scores)
     return Call(work, model, data.truncate, side_of(data))
 
 
@@ -320,24 +328,16 @@ def _text_or_pair(texts: list[str]) -> TextOrPair:
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
-def _only_scores(model: str | None, api: InferenceApi) -> bool:
-    """Return whether the named model scores pairs itself and has no labels."""
-    if model is None:
-        return False
-    capabilities = api.capabilities_of(model, Operation.CLASSIFY)
+def _only_scores(capabilities: Capabilities | None) -> bool:
+    """Return whether a model scores pairs itself and has no labels."""
     operations = capabilities.operations if capabilities else frozenset()
     return Operation.RERANK in operations and Operation.CLASSIFY not in operations
 
 
-def encode_predictions(reply: Reply, *, batch: bool) -> bytes:
-    """Encode the labels of each input, best first; without a batch, those of the only input."""
-    predictions = predictions_of(reply)
-    return json_bytes(predictions if batch else predictions[0])
-
-
-def predictions_of(reply: Reply) -> list[list[dict[str, Any]]]:
+def predictions_of(reply: Reply) -> LazyList:
     """Return the labels of each input with their scores, best first."""
     if isinstance(reply, RerankReply):
-        return [[{"score": score, "label": NAMELESS_LABEL}] for score in reply.scores]
+        items = ([{"score": score, "label": NAMELESS_LABEL}] for score in reply.scores)
+        return LazyList(items, len(reply.scores))
     assert isinstance(reply, ClassifyReply)
     return label_items(reply)

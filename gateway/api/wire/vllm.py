@@ -5,9 +5,10 @@ Rule: a field that changes the result is applied or refused, never ignored. A fi
 a request changes nothing and is ignored.
 """
 
+import asyncio
 import json
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable
 from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -15,7 +16,7 @@ import msgspec
 
 from backends.contract import Chat, Classify, Embed, Encode, Truncate, Vectors
 from gateway.api.server.body import INTEGER_MAX, Integer
-from gateway.api.server.encoding import NumberFormat
+from gateway.api.server.encoding import PAUSE_BYTES, LazyList, NumberFormat
 from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import OCTETS, HttpReply
@@ -215,18 +216,18 @@ class VllmReply(msgspec.Struct):
     usage: VllmUsage
 
 
-def reply_with(request: Request[Any], served: Served, kind: str, items: list[Any]) -> HttpReply:
+async def reply_with(request: Request[Any], served: Served, kind: str, items: LazyList) -> HttpReply:
     """Return a reply with its items. kind: the prefix of its id."""
     head = reply_head(kind, request.context, request.body.request_id)
     frame = {"object": "list", "model": served.route.model, "data": items, "usage": usage_of(served)}
-    return request.reply(served, head | frame)
+    return await request.reply(served, head | frame)
 
 
-def reply_packed(
-    request: Request[Any], served: Served, rows: Sequence[Vectors], numbers: NumberFormat
+async def reply_packed(
+    request: Request[Any], served: Served, rows: Iterable[Vectors], numbers: NumberFormat
 ) -> HttpReply:
     """Return a reply of bytes, which the header `metadata` describes unless the body asks for no header."""
-    body, items = encode_bytes(rows, numbers)
+    body, items = await encode_bytes(rows, numbers)
     headers = None
     if request.body.encoding_format == "bytes":
         head = reply_head("embd", request.context, None) | {"model": served.route.model}
@@ -262,12 +263,20 @@ def check_metadata(encoding_format: str | None, inputs: int) -> None:
         )
 
 
-def encode_bytes(rows: Sequence[Vectors], numbers: NumberFormat) -> tuple[bytes, list[dict[str, Any]]]:
-    """Return the rows one after the other, and the place and shape of each."""
-    body, items = bytearray(), []
+async def encode_bytes(
+    rows: Iterable[Vectors], numbers: NumberFormat
+) -> tuple[memoryview, list[dict[str, Any]]]:
+    """Return the rows one after the other, and the place and shape of each.
+
+    The event loop runs on between the rows of a large reply.
+    """
+    body, items, paused = bytearray(), [], 0
     for index, row in enumerate(rows):
         start = len(body)
         body += numbers.pack(row)
         item = {"index": index, "embed_dtype": numbers.dtype, "endianness": numbers.endianness}
         items.append(item | {"start": start, "end": len(body), "shape": row.shape})
-    return bytes(body), items
+        if len(body) - paused >= PAUSE_BYTES:
+            paused = len(body)
+            await asyncio.sleep(0)
+    return memoryview(body), items

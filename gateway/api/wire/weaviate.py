@@ -66,6 +66,6 @@ async def serve_ranking(request: Request[Any]) -> HttpReply:
     scores = reply.scores
     body: dict[str, Any] = {"query": data.query}
     if not has_documents:
-        return request.reply(served, body | {"property": documents[0], "score": scores[0]})
+        return await request.reply(served, body | {"property": documents[0], "score": scores[0]})
     ranks = [{"document": text, "score": scores[index]} for index, text in enumerate(documents)]
-    return request.reply(served, body | {"scores": ranks})
+    return await request.reply(served, body | {"scores": ranks})

@@ -10,7 +10,7 @@ import msgspec
 from backends.contract import Embed, EmbedParts, EmbedReply
 from gateway.api.dialects.cohere.errors import COHERE
 from gateway.api.server.body import INTEGER_MAX, Integer, ModelName
-from gateway.api.server.encoding import EmbeddingType, vector_items
+from gateway.api.server.encoding import EmbeddingType, Encoding
 from gateway.api.server.endpoints import inference
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request import Request
@@ -18,6 +18,7 @@ from gateway.api.server.responses import HttpReply
 from gateway.api.wire.conversations import ContentPart
 from gateway.api.wire.inputs import SIDE_OF, Dimensions, TruncateSide
 from gateway.api.wire.media import VectorOptions, embed_parts, part_of
+from gateway.api.wire.replies import vector_list
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.media.sources import PictureSource, SourcePart
@@ -192,7 +193,7 @@ def _text_of(item: CohereInput, index: int) -> str:
 
 def encode_by_type(reply: EmbedReply, kinds: list[EmbeddingType]) -> dict[str, Any]:
     """Return the rows of each requested type, by type."""
-    return {kind: vector_items(reply.vectors, kind) for kind in dict.fromkeys(kinds)}
+    return {kind: vector_list(reply.vectors, Encoding((kind,))) for kind in dict.fromkeys(kinds)}
 
 
 def meta_of(reply: EmbedReply, version: str) -> dict[str, Any]:
@@ -223,7 +224,7 @@ async def embed_v2(request: Request[EmbedV2Request]) -> HttpReply:
     }
     if data.texts is not None:
         body["texts"] = data.texts
-    return request.reply(served, body)
+    return await request.reply(served, body)
 
 
 @inference(
@@ -244,11 +245,11 @@ async def embed_v1(request: Request[EmbedV1Request]) -> HttpReply:
     body = {
         "id": request.context.request_id,
         "response_type": "embeddings_by_type" if kinds else "embeddings_floats",
-        "embeddings": encode_by_type(reply, kinds) if kinds else list(reply.vectors),
+        "embeddings": encode_by_type(reply, kinds) if kinds else reply.vectors,
         "texts": data.texts or [],
         "meta": meta_of(reply, "1"),
     }
-    return request.reply(served, body)
+    return await request.reply(served, body)
 
 
 HANDLERS = [embed_v1, embed_v2]

@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 from backends.contract import Rerank, RerankReply, ScoreParts
 from gateway.api.dialects.cohere.errors import COHERE, RERANK
 from gateway.api.server.body import Integer, ModelName
+from gateway.api.server.encoding import LazyList
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import TEI
 from gateway.api.server.request import Request
@@ -22,14 +23,14 @@ from gateway.api.server.responses import HttpReply
 from gateway.api.wire.conversations import ContentPart, is_media, text_of_parts
 from gateway.api.wire.inputs import Flag, TopN, is_on
 from gateway.api.wire.media import one_text, part_of, score_parts
-from gateway.api.wire.replies import RerankUsage, rank_documents, usage_of_ranks
+from gateway.api.wire.replies import RerankUsage, rank_list, usage_of_ranks
 from gateway.api.wire.tei import (
     Direction,
     TeiRank,
     TeiRerankRequest,
     compute_headers,
     decode_rerank,
-    encode_rerank,
+    rank_items,
 )
 from gateway.api.wire.vllm import TextTokens, VllmOptions
 from gateway.api.wire.weaviate import WEAVIATE, WeaviateRanking, serve_ranking
@@ -165,7 +166,11 @@ class RerankMeta(msgspec.Struct, omit_defaults=True):
 
 
 class RerankResponse(msgspec.Struct):
-    """Results, best first. Equal scores are in the request's order. data: the same for Voyage's clients."""
+    """Results, best first. Equal scores are in the request's order.
+
+    data: the same for Voyage's clients. object: "rerank" at /rerank, where Infinity's server ranks, and whose
+    client accepts no other; "list", as Jina's, at the other paths.
+    """
 
     id: str
     model: str
@@ -318,9 +323,18 @@ def is_voyages(data: RerankOptions) -> bool:
     return data.top_k is not UNSET
 
 
-def with_documents(results: list[dict[str, Any]], documents: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the results with their documents. documents: as they are written, in the request's order."""
-    return [result | {"document": documents[result["index"]]} for result in results]
+def ranked(reply: RerankReply, count: int | None, documents: Sequence[Any] | None) -> LazyList:
+    """Return at most `count` results, best first; 0 and None: all.
+
+    documents: as they are written, in the request's order; None: they are left out.
+    """
+    if documents is None:
+        return rank_list(reply, count, lambda index, score: {"index": index, "relevance_score": score})
+    return rank_list(
+        reply,
+        count,
+        lambda index, score: {"index": index, "relevance_score": score, "document": documents[index]},
+    )
 
 
 def meta_of(served: Served, data: RerankOptions, documents: int, version: str) -> dict[str, Any]:
@@ -354,30 +368,34 @@ def _shows_documents(data: RerankOptions, version: str) -> bool:
     return version == "1" and not is_voyages(data)
 
 
-async def _serve(request: Request[Any], documents: Documents, version: str) -> HttpReply:
+async def _serve(request: Request[Any], documents: Documents, version: str, kind: str = "list") -> HttpReply:
     """Serve a body and reply with the fields that Cohere's, Jina's and Voyage's clients read.
 
-    version: of Cohere's API.
+    version: of Cohere's API. kind: the reply's `object`.
     """
     data: RerankOptions = request.body
     call, count = await decode_documents(request, documents), count_of(data)
     served, reply = await request.serve(call, RerankReply)
-    shown, results = _shown(call, documents), rank_documents(reply, count)
-    # Only a lone text is a document of Voyage's.
-    texts = [document["text"] if document.keys() == {"text"} else document for document in shown]
-    if data.return_documents is None:
+    shown = texts = None
+    if is_on(data.return_documents):
+        shown = _shown(call, documents)
+        # Only a lone text is a document of Voyage's.
+        texts = [document["text"] if document.keys() == {"text"} else document for document in shown]
+    elif _shows_documents(data, version):
         # Images are large: without a word from the caller they are not sent back.
-        shown = [{"text": document["text"]} if "text" in document else {} for document in shown]
+        shown = [
+            {"text": document["text"]} if "text" in document else {} for document in _shown(call, documents)
+        ]
     body = {
         "id": data.request_id or request.context.request_id,
-        "object": "list",
+        "object": kind,
         "model": served.route.model,
-        "results": with_documents(results, shown) if _shows_documents(data, version) else results,
-        "data": with_documents(results, texts) if is_on(data.return_documents) else results,
+        "results": ranked(reply, count, shown),
+        "data": ranked(reply, count, texts),
         "usage": usage_of_ranks(reply),
-        "meta": meta_of(served, data, len(shown), version),
+        "meta": meta_of(served, data, len(call.work.inputs), version),
     }
-    return request.reply(served, body)
+    return await request.reply(served, body)
 
 
 @inference(
@@ -434,7 +452,7 @@ async def rerank(request: Request[EitherRerankRequest]) -> HttpReply:
                 "`raw_scores` belongs to `texts`: with `documents` send `use_activation: false`",
                 param="raw_scores",
             )
-        return await _serve(request, data.documents, "1")
+        return await _serve(request, data.documents, "1", "rerank")
     assert not isinstance(data.texts, UnsetType)
     if not isinstance(data.query, str):
         raise InvalidInput("`query` is a text where `texts` are sent", param="query")
@@ -448,8 +466,8 @@ async def rerank(request: Request[EitherRerankRequest]) -> HttpReply:
     )
     call = await decode_rerank(work, request.name, request.context, request.api)
     served, reply = await request.serve(call, RerankReply)
-    body = encode_rerank(reply, data.texts if data.return_text else None)
-    return request.reply_bytes(served, body, compute_headers(request.context, reply, call))
+    ranks = rank_items(reply, data.texts if data.return_text else None)
+    return await request.reply(served, ranks, compute_headers(request.context, reply, call))
 
 
 HANDLERS = [rerank_v1, rerank_v2, rerank]

@@ -20,14 +20,16 @@ from gateway.api.document.fields import CUT, QUERY, REFUSED, TEXTS
 from gateway.api.server.body import ModelName
 from gateway.api.server.call_io import Scope
 from gateway.api.server.dialect import Dialect, KeyHeader
+from gateway.api.server.encoding import PLAIN_FLOATS
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import ErrorFormat, document_errors
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.server.paths import model_name, route_options
+from gateway.api.server.paths import NAME, model_name, route_options
 from gateway.api.server.request import LEAST_WITHOUT_TOKENS, Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.media import VectorOptions, embed_inputs
+from gateway.api.wire.replies import vector_list
 from gateway.api.wire.tokens import tokenize_checked
 from gateway.calls import Call
 from gateway.errors import GatewayError, InvalidInput, ModelNotFound
@@ -269,13 +271,22 @@ def decode_count(data: CountTokensRequest, name: str, api: InferenceApi) -> Call
     return Call(tokenize_checked(Tokenize(texts), "contents"), name)
 
 
+def _paths(method: str) -> tuple[str, ...]:
+    """Return the paths of a method.
+
+    The last is for names with a slash: Google's first client for JavaScript, which LangChain's class has
+    within it, takes them for whole resource names and leaves `models/` out.
+    """
+    bases = ("/v1/models", "/v1beta/models", "/v1beta")
+    return tuple(f"{base}/{NAME}/:{method}" for base in bases)
+
+
 def _usage(tokens: int) -> dict[str, int]:
     return {"promptTokenCount": tokens, "totalTokenCount": tokens}
 
 
 @endpoint(
-    "/v1/models/{name:str}/:batchEmbedContents",
-    "/v1beta/models/{name:str}/:batchEmbedContents",
+    *_paths("batchEmbedContents"),
     reply=BatchEmbedContentsResponse,
     description="One vector for each request",
 )
@@ -286,13 +297,12 @@ async def batch_embed_contents(request: Request[BatchEmbedContentsRequest]) -> H
     """
     call = await decode_requests(request.body.requests, request.name or "", request.api, request.fetch)
     served, reply = await request.serve(call, EmbedReply)
-    embeddings = [{"values": vector} for vector in reply.vectors]
-    return request.reply(served, {"embeddings": embeddings, "usageMetadata": _usage(reply.tokens)})
+    embeddings = vector_list(reply.vectors, PLAIN_FLOATS, lambda _, row: {"values": row})
+    return await request.reply(served, {"embeddings": embeddings, "usageMetadata": _usage(reply.tokens)})
 
 
 @endpoint(
-    "/v1/models/{name:str}/:embedContent",
-    "/v1beta/models/{name:str}/:embedContent",
+    *_paths("embedContent"),
     reply=EmbedContentResponse,
     description="One vector",
 )
@@ -301,12 +311,11 @@ async def embed_content(request: Request[EmbedContentRequest]) -> HttpReply:
     call = await decode_requests([request.body], request.name or "", request.api, request.fetch)
     served, reply = await request.serve(call, EmbedReply)
     embedding = {"values": reply.vectors[0]}
-    return request.reply(served, {"embedding": embedding, "usageMetadata": _usage(reply.tokens)})
+    return await request.reply(served, {"embedding": embedding, "usageMetadata": _usage(reply.tokens)})
 
 
 @endpoint(
-    "/v1/models/{name:str}/:countTokens",
-    "/v1beta/models/{name:str}/:countTokens",
+    *_paths("countTokens"),
     reply=CountTokensResponse,
     description="The number of tokens",
     least=LEAST_WITHOUT_TOKENS,
@@ -318,7 +327,7 @@ async def count_tokens(request: Request[CountTokensRequest]) -> HttpReply:
     """
     call = decode_count(request.body, request.name or "", request.api)
     served, reply = await request.serve(call, TokenizeReply)
-    return request.reply(served, {"totalTokens": sum(map(len, reply.inputs))})
+    return await request.reply(served, {"totalTokens": sum(map(len, reply.inputs))})
 
 
 def _models(api: InferenceApi, context: RequestContext) -> list[GeminiModel]:
@@ -328,7 +337,7 @@ def _models(api: InferenceApi, context: RequestContext) -> list[GeminiModel]:
 
 
 def _model(api: InferenceApi, name: str) -> GeminiModel:
-    capabilities = api.capabilities_of(name, Operation.EMBED)
+    capabilities = api.capabilities_of(name, Operation.EMBED, None)
     longest = capabilities.max_input_tokens if capabilities else None
     return GeminiModel(RESOURCE + name, name, METHODS, longest)
 

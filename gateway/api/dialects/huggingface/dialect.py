@@ -53,7 +53,7 @@ async def feature_extraction(request: Request[FeatureExtractionRequest]) -> Http
     """
     call = await decode_embed(request.body, request.model, request.context, request.api)
     served, reply = await request.serve(call, EmbedReply)
-    return request.reply(served, list(reply.vectors), compute_headers(request.context, reply, call))
+    return await request.reply(served, reply.vectors, compute_headers(request.context, reply, call))
 
 
 @endpoint(
@@ -66,7 +66,7 @@ async def sentence_similarity(request: Request[SentenceSimilarityRequest]) -> Ht
     """
     call = await decode_similarity(request.body, request.model, request.context, request.api)
     served, reply = await request.serve(call, RerankReply)
-    return request.reply(served, reply.scores, compute_headers(request.context, reply, call))
+    return await request.reply(served, reply.scores, compute_headers(request.context, reply, call))
 
 
 DIALECT = Dialect(

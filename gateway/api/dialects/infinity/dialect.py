@@ -9,6 +9,7 @@ import secrets
 import time
 from contextlib import suppress
 from functools import partial
+from itertools import starmap
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -31,7 +32,7 @@ from backends.contract import (
 from gateway.api.document.fields import QUERY, TEXTS
 from gateway.api.server.body import INTEGER_MAX, ModelName
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import EncodingFormat, base64_numbers, vector_items
+from gateway.api.server.encoding import Encoding, EncodingFormat, LazyList, base64_numbers
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import ErrorFormat, document_errors
 from gateway.api.server.inference_api import InferenceApi
@@ -41,9 +42,9 @@ from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import NO_KEY, HttpReply
 from gateway.api.wire.inputs import check_token_vectors
 from gateway.api.wire.media import VectorOptions, embed_parts
-from gateway.api.wire.replies import best_first, label_items, with_dimensions
+from gateway.api.wire.replies import label_items, rank_list, vector_list, with_dimensions
 from gateway.calls import Call
-from gateway.errors import EmptyInput, GatewayError, InvalidInput, ModelNotFound
+from gateway.errors import EmptyInput, GatewayError, InvalidInput
 from gateway.media.sources import PictureSource, SoundSource
 from gateway.serve import Served
 
@@ -54,6 +55,7 @@ QUEUE_SIZE = 32_000
 CREATED = 1_700_000_000
 
 SOURCES: dict[str, type[PictureSource | SoundSource]] = {"image": PictureSource, "audio": SoundSource}
+OPERATION_OF = {"image": Operation.EMBED_IMAGE, "audio": Operation.EMBED_AUDIO}
 # Unlike in the other dialects, 0 is allowed and means all dimensions.
 DimensionsOrAll = Annotated[int, msgspec.Meta(ge=0, le=65536)]
 
@@ -254,8 +256,8 @@ async def decode_embeddings(request: Request[InfinityEmbeddingsRequest]) -> Call
     """
     data, api = request.body, request.api
     model = model_of(data.model)
-    capabilities = _capabilities_of(model, api)
     if data.modality != "text":
+        capabilities = _capabilities_of(model, OPERATION_OF[data.modality], request)
         source = SOURCES[data.modality]
         sources = [[source(text)] for text in api.texts(data.input, "input")]
         # Multi-vectors are cut once they have come.
@@ -264,6 +266,9 @@ async def decode_embeddings(request: Request[InfinityEmbeddingsRequest]) -> Call
         fetch = partial(api.fetch_media, request.context, model)
         return Call(await embed_parts(sources, "input", options, fetch), model)
     texts = api.whole_texts(data.input, "input")
+    # The model decides the operation.
+    model = model or api.gateway.routes.root_model(request.context.tenant)
+    capabilities = _capabilities_of(model, Operation.EMBED, request)
     if not is_late(capabilities):
         return Call(Embed(texts, dimensions=width_of(data)), model)
     check_token_vectors(texts, "input", capabilities)
@@ -278,11 +283,11 @@ def width_of(data: InfinityEmbeddingsRequest) -> int | None:
     return next(iter(widths), None)
 
 
-def _capabilities_of(model: str | None, api: InferenceApi) -> Capabilities | None:
-    """Return the capabilities of a named model, None for the default or if the name is not served."""
+def _capabilities_of(model: str | None, operation: Operation, request: Request[Any]) -> Capabilities | None:
+    """Return the capabilities of a model or of the default, None if there is none of that name."""
     # The call itself reports an unknown name, with a suggestion from the caller's models.
-    with suppress(ModelNotFound):
-        return None if model is None else api.capabilities_of(model, Operation.ENCODE)
+    with suppress(GatewayError):
+        return request.api.capabilities_of(model, operation, request.context.tenant)
     return None
 
 
@@ -307,7 +312,7 @@ def decode_classify(data: InfinityClassifyRequest, api: InferenceApi) -> Call:
     return Call(work, model_of(data.model))
 
 
-def _reply(request: Request[Any], served: Served, kind: str, items: dict[str, Any]) -> HttpReply:
+async def _reply(request: Request[Any], served: Served, kind: str, items: dict[str, Any]) -> HttpReply:
     """Return a reply. kind: its `object`. items: the field of its items."""
     tokens = served.reply.tokens
     tail = {
@@ -316,32 +321,35 @@ def _reply(request: Request[Any], served: Served, kind: str, items: dict[str, An
         "id": f"infinity-{secrets.token_hex(16)}",
         "created": int(time.time()),
     }
-    return request.reply(served, {"object": kind} | items | tail)
+    return await request.reply(served, {"object": kind} | items | tail)
 
 
-def embedding_items(reply: EmbedReply | EncodeReply, data: InfinityEmbeddingsRequest) -> list[Any]:
-    """Return the vector of each input, or the vectors of its tokens, as `json_bytes` takes them.
+async def embedding_items(reply: EmbedReply | EncodeReply, data: InfinityEmbeddingsRequest) -> LazyList:
+    """Return the vector of each input, or the vectors of its tokens.
 
     base64 has the float32 values of all tokens, one vector after the other. Raises: InvalidInput.
     """
     if isinstance(reply, EmbedReply):
-        return vector_items(reply.vectors, data.encoding_format)
+        return vector_list(reply.vectors, Encoding((data.encoding_format,)), _embedding)
     width = width_of(data)
-    cut = reply if width is None else with_dimensions(reply, width)
+    cut = reply if width is None else await with_dimensions(reply, width)
     matrices = cut.multivector or ()
-    return list(map(base64_numbers, matrices)) if data.encoding_format == "base64" else list(matrices)
+    rows = map(base64_numbers, matrices) if data.encoding_format == "base64" else matrices
+    return LazyList(starmap(_embedding, enumerate(rows)), len(matrices), cut.numbers)
 
 
-def rank_items(reply: RerankReply, data: InfinityRerankRequest) -> list[dict[str, Any]]:
+def _embedding(index: int, value: Any) -> dict[str, Any]:
+    return {"object": "embedding", "embedding": value, "index": index}
+
+
+def rank_items(reply: RerankReply, data: InfinityRerankRequest) -> LazyList:
     """Return at most top_n documents, best first."""
-    return [
-        {
-            "relevance_score": reply.scores[i],
-            "index": i,
-            "document": data.documents[i] if data.return_documents else None,
-        }
-        for i in best_first(reply)[: data.top_n]
-    ]
+
+    def item(index: int, score: Any) -> dict[str, Any]:
+        document = data.documents[index] if data.return_documents else None
+        return {"relevance_score": score, "index": index, "document": document}
+
+    return rank_list(reply, data.top_n, item)
 
 
 @endpoint("/infinity/embeddings", reply=InfinityEmbeddingsResponse, description="One vector for each input")
@@ -355,11 +363,7 @@ async def embeddings(request: Request[InfinityEmbeddingsRequest]) -> HttpReply:
 
 async def _serve_embeddings(request: Request[InfinityEmbeddingsRequest]) -> HttpReply:
     served, reply = await request.serve(await decode_embeddings(request), EmbedReply | EncodeReply)
-    items = [
-        {"object": "embedding", "embedding": item, "index": index}
-        for index, item in enumerate(embedding_items(reply, request.body))
-    ]
-    return _reply(request, served, "list", {"data": items})
+    return await _reply(request, served, "list", {"data": await embedding_items(reply, request.body)})
 
 
 @endpoint(
@@ -395,7 +399,7 @@ async def rerank(request: Request[InfinityRerankRequest]) -> HttpReply:
     Returns the best `top_n` documents, best first.
     """
     served, reply = await request.serve(decode_rerank(request.body, request.api), RerankReply)
-    return _reply(request, served, "rerank", {"results": rank_items(reply, request.body)})
+    return await _reply(request, served, "rerank", {"results": rank_items(reply, request.body)})
 
 
 @endpoint("/infinity/classify", reply=InfinityClassifyResponse, description="The labels of each input")
@@ -405,7 +409,7 @@ async def classify(request: Request[InfinityClassifyRequest]) -> HttpReply:
     Returns the labels of each input with their scores, best first.
     """
     served, reply = await request.serve(decode_classify(request.body, request.api), ClassifyReply)
-    return _reply(request, served, "classify", {"data": label_items(reply)})
+    return await _reply(request, served, "classify", {"data": label_items(reply)})
 
 
 # Infinity has names for these operations only.

@@ -18,7 +18,7 @@ from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import SIDE_OF, TopN, TruncateSide
-from gateway.api.wire.replies import RerankUsage, best_first, usage_of_ranks
+from gateway.api.wire.replies import RerankUsage, rank_list, usage_of_ranks
 from gateway.calls import Call
 from gateway.errors import EmptyInput
 
@@ -107,13 +107,13 @@ async def hosted_ranking(request: Request[RankingRequest]) -> HttpReply:
 
 async def _serve(request: Request[RankingRequest]) -> HttpReply:
     served, reply = await request.serve(decode_ranking(request), RerankReply)
-    order = best_first(reply)[: request.body.top_n or None]
+    rankings = rank_list(reply, request.body.top_n, lambda index, score: {"index": index, "logit": score})
     body = {
         "object": "list",
-        "rankings": [{"index": index, "logit": reply.scores[index]} for index in order],
+        "rankings": rankings,
         "usage": usage_of_ranks(reply),
     }
-    return request.reply(served, body)
+    return await request.reply(served, body)
 
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {

@@ -24,7 +24,7 @@ from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import NO_KEY, HttpReply
 from gateway.calls import Call
-from gateway.errors import InvalidInput, ModelNotFound, NoReplica
+from gateway.errors import GatewayError, InvalidInput, ModelNotFound
 
 # The tag that Ollama adds to a name without one.
 DEFAULT_TAG = ":latest"
@@ -182,44 +182,46 @@ def model_of(name: str | None, api: InferenceApi) -> str | None:
     return name
 
 
-def decode_embed(data: OllamaEmbedRequest, api: InferenceApi) -> Call:
-    """Decode a body of /api/embed. Raises: EmptyInput, InvalidInput."""
+def decode_embed(request: Request[OllamaEmbedRequest]) -> Call:
+    """Decode a body of /api/embed. Raises: EmptyInput, InvalidInput, and the errors of `text_tokens_of`."""
+    data, api = request.body, request.api
     model = model_of(data.model, api)
-    width = width_of(data.dimensions, model, api)
+    width = width_of(data.dimensions, model, request)
     work = Embed(api.whole_texts(data.input, "input"), dimensions=width)
-    return Call(work, model, data.truncate, text_tokens=text_tokens_of(data.options, model, api))
+    return Call(work, model, data.truncate, text_tokens=text_tokens_of(data.options, model, request))
 
 
-def decode_embeddings(data: OllamaEmbeddingsRequest, api: InferenceApi) -> Call:
-    """Decode a body of /api/embeddings."""
-    model = model_of(data.model, api)
-    return Call(Embed((data.prompt,)), model, text_tokens=text_tokens_of(data.options, model, api))
+def decode_embeddings(request: Request[OllamaEmbeddingsRequest]) -> Call:
+    """Decode a body of /api/embeddings. Raises: the errors of `text_tokens_of`."""
+    data = request.body
+    model = model_of(data.model, request.api)
+    return Call(Embed((data.prompt,)), model, text_tokens=text_tokens_of(data.options, model, request))
 
 
-def width_of(dimensions: int | None, model: str | None, api: InferenceApi) -> int | None:
+def width_of(dimensions: int | None, model: str | None, request: Request[Any]) -> int | None:
     """Return the width to which vectors are cut, or None for the model's own.
 
     Ollama returns the whole vector if it has fewer components than `dimensions`, and some of its clients send
     768 for every model that they do not know.
     """
-    if not dimensions or model is None:
-        return dimensions or None
+    if not dimensions:
+        return None
     try:
-        known = api.dimensions_of(model)
-    except (ModelNotFound, NoReplica):
+        known = request.api.dimensions_of(model, Operation.EMBED, request.context.tenant)
+    except GatewayError:
         # The call is refused when it is served, with the names that the key may use.
         return dimensions
     return None if known is not None and dimensions >= known else dimensions
 
 
-def text_tokens_of(options: OllamaOptions | None, model: str | None, api: InferenceApi) -> int | None:
+def text_tokens_of(options: OllamaOptions | None, model: str | None, request: Request[Any]) -> int | None:
     """Return the most tokens of a text that `num_ctx` allows, or None if the model itself takes no more.
 
-    Raises: ModelNotFound, and the errors of `Routes.default_model`.
+    Raises: the errors of `InferenceApi.capabilities_of`.
     """
     if options is None or not options.num_ctx:
         return None
-    capabilities = api.capabilities_of(model, Operation.EMBED)
+    capabilities = request.api.capabilities_of(model, Operation.EMBED, request.context.tenant)
     longest = capabilities.max_input_tokens if capabilities else None
     if longest is not None and options.num_ctx >= longest:
         return None
@@ -249,7 +251,7 @@ async def embed(request: Request[OllamaEmbedRequest]) -> HttpReply:
     if not request.body.input:
         model, headers = await _load(request)
         return HttpReply(msgspec.json.encode(OllamaEmbedResponse(model, [], 0, 0, 0)), headers)
-    served, reply = await request.serve(decode_embed(request.body, request.api), EmbedReply)
+    served, reply = await request.serve(decode_embed(request), EmbedReply)
     timeline = request.context.timeline
     body = {
         "model": served.route.model,
@@ -258,7 +260,7 @@ async def embed(request: Request[OllamaEmbedRequest]) -> HttpReply:
         "load_duration": int(timeline.laps.get("queue", 0.0) * NANOSECONDS),
         "prompt_eval_count": reply.tokens,
     }
-    return request.reply(served, body)
+    return await request.reply(served, body)
 
 
 @endpoint("/api/embeddings", reply=OllamaEmbeddingsResponse, description="One vector")
@@ -270,8 +272,8 @@ async def embeddings(request: Request[OllamaEmbeddingsRequest]) -> HttpReply:
     if not request.body.prompt:
         _, headers = await _load(request)
         return HttpReply(msgspec.json.encode(OllamaEmbeddingsResponse([])), headers)
-    served, reply = await request.serve(decode_embeddings(request.body, request.api), EmbedReply)
-    return request.reply(served, {"embedding": reply.vectors[0]})
+    served, reply = await request.serve(decode_embeddings(request), EmbedReply)
+    return await request.reply(served, {"embedding": reply.vectors[0]})
 
 
 @endpoint("/api/show", reply=OllamaShowResponse, description="Facts about the model")
@@ -286,7 +288,7 @@ async def show(request: Request[OllamaShowRequest]) -> HttpReply:
     model = model_of(data.model or data.name, api)
     if model not in _names(request.context, api):
         raise ModelNotFound(f"there is no embedding model {model!r} here", param="model")
-    capabilities = api.capabilities_of(model, Operation.EMBED)
+    capabilities = api.capabilities_of(model, Operation.EMBED, request.context.tenant)
     return HttpReply(msgspec.json.encode(OllamaShowResponse(_model_info(capabilities), ["embedding"])), {})
 
 

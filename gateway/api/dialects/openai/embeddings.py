@@ -24,11 +24,10 @@ from backends.contract import (
     Operation,
     Output,
     Turns,
-    Vectors,
 )
 from gateway.api.dialects.openai.options import EmbeddingOptions
 from gateway.api.server.body import Integer, ModelName
-from gateway.api.server.encoding import BYTES, Encoding, joined, json_bytes
+from gateway.api.server.encoding import BYTES, PLAIN_FLOATS, Encoding, LazyList
 from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.inference_api import InferenceApi
@@ -46,7 +45,7 @@ from gateway.api.wire.media import (
     part_of,
     parts_of_messages,
 )
-from gateway.api.wire.replies import encoded_vectors, with_dimensions
+from gateway.api.wire.replies import vector_list, with_dimensions
 from gateway.api.wire.vllm import check_metadata, reply_head, reply_packed
 from gateway.calls import Call
 from gateway.errors import InvalidInput
@@ -194,7 +193,6 @@ class MultiVectorResponse(msgspec.Struct):
 _options_of = attrgetter(
     *(field for field in EmbeddingOptions.__struct_fields__ if field not in {"encoding_format", "user"})
 )
-PLAIN_FLOATS = Encoding(("float",))
 _NO_OPTIONS = _options_of(OpenAIEmbeddingsRequest())
 
 
@@ -220,14 +218,16 @@ async def _decode_options(request: Request[OpenAIEmbeddingsRequest]) -> Call:
     field = InputField("input", model, operation)
     inputs_of_body = data.input if data.messages is None else data.input or None
     texts = await read_inputs(inputs_of(inputs_of_body, api), data.messages, field, request.context, api)
+    tenant = request.context.tenant
     if data.return_multivector:
-        check_token_vectors(texts, "input", api.capabilities_of(model, operation, request.context.tenant))
+        check_token_vectors(texts, "input", api.capabilities_of(model, operation, tenant))
     check_metadata(data.encoding_format, len(texts))
     truncate, side = data.cut_and_side()
     if data.messages is not None:
         _check_only_chat(data)
     if data.makes_chunks:
-        work: Embed | EmbedChunks | Encode = _chunks_of(data, texts, api.capabilities_of(model, operation))
+        capabilities = api.capabilities_of(model, operation, tenant)
+        work: Embed | EmbedChunks | Encode = _chunks_of(data, texts, capabilities)
     else:
         work = data.with_chat(_work_of(data, texts))
     return Call(
@@ -498,14 +498,14 @@ async def _serve(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
         stream, media_type = await arrow_stream(context, write_vectors, reply.vectors, facts)
         return request.reply_bytes(served, stream, None, media_type)
     if data.encoding_format in BYTES:
-        return reply_packed(request, served, list(reply.vectors), data.numbers())
+        return await reply_packed(request, served, list(reply.vectors), data.numbers())
     dimensions = data.width()
     if dimensions and isinstance(reply, EncodeReply):
-        reply = with_dimensions(reply, dimensions)
+        reply = await with_dimensions(reply, dimensions)
     cached_tokens = None if served.cache is None else served.cache.tokens
     reply_id: str = reply_head("embd", context, data.request_id)["id"]
-    pieces = pieces_of(reply, served.route.model, encoding, cached_tokens, reply_id=reply_id)
-    return request.reply_bytes(served, await joined(pieces))
+    body = body_of(reply, served.route.model, encoding, cached_tokens, reply_id=reply_id)
+    return await request.reply(served, body)
 
 
 def _check_arrow(data: OpenAIEmbeddingsRequest, encoding: Encoding) -> None:
@@ -519,27 +519,18 @@ def _check_arrow(data: OpenAIEmbeddingsRequest, encoding: Encoding) -> None:
         )
 
 
-def pieces_of(
+def body_of(
     reply: EmbedReply | EmbedChunksReply | EncodeReply,
     model: str,
     encoding: Encoding,
     cached_tokens: int | None = None,
     *,
     reply_id: str,
-) -> Iterator[bytes]:
-    """Yield the JSON of a reply, a vector at a time.
+) -> dict[str, Any]:
+    """Return the body of a reply.
 
     model: the name that the caller used. cached_tokens: None without a cache.
     """
-    yield json_bytes({"id": reply_id, "object": "list"})[:-1] + b',"data":['
-    if isinstance(reply, EncodeReply):
-        yield from _multi_vectors(reply, encoding)
-    elif isinstance(reply, EmbedChunksReply) and reply.ranges is not None:
-        yield from _documents(reply, encoding)
-    else:
-        for index, row in enumerate(encoded_vectors(reply.vectors, encoding)):
-            item = {"object": "embedding", "index": index, "embedding": row}
-            yield (b"," if index else b"") + json_bytes(item)
     usage: dict[str, Any] = {
         "prompt_tokens": reply.tokens,
         "total_tokens": reply.tokens,
@@ -547,32 +538,38 @@ def pieces_of(
     }
     if cached_tokens is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
-    yield b"]," + json_bytes({"model": model, "usage": usage})[1:]
+    data = _items_of(reply, encoding)
+    return {"id": reply_id, "object": "list", "data": data, "model": model, "usage": usage}
 
 
-def _several(index: int, name: bytes, vectors: Vectors, encoding: Encoding) -> Iterator[bytes]:
-    """Yield the object of an input that has several vectors, up to its further fields."""
-    yield (b"," if index else b"") + b'{"object":"%b","index":%d,"%b":[' % (name, index, name)
-    for row, item in enumerate(encoded_vectors(vectors, encoding)):
-        yield (b"," if row else b"") + json_bytes(item)
-    yield b"]"
+def _items_of(reply: EmbedReply | EmbedChunksReply | EncodeReply, encoding: Encoding) -> LazyList:
+    """Return an item for each vector, or for each input that has several."""
+    if isinstance(reply, EncodeReply):
+        matrices = reply.multivector or ()
+        return LazyList(_multi_vectors(reply, encoding), len(matrices), reply.numbers)
+    if isinstance(reply, EmbedChunksReply) and reply.ranges is not None:
+        return LazyList(_documents(reply, encoding), len(reply.counts), reply.vectors.size)
+    return vector_list(reply.vectors, encoding, _embedding)
 
 
-def _documents(reply: EmbedChunksReply, encoding: Encoding) -> Iterator[bytes]:
+def _embedding(index: int, value: Any) -> dict[str, Any]:
+    return {"object": "embedding", "index": index, "embedding": value}
+
+
+def _documents(reply: EmbedChunksReply, encoding: Encoding) -> Iterator[dict[str, Any]]:
     """Yield the vectors and ranges of the chunks that were made of each input."""
     ranges, tokens = reply.ranges or (), reply.input_tokens or (None,) * len(reply.counts)
     for index, span in enumerate(reply.spans):
-        yield from _several(index, b"embedding", reply.vectors[span], encoding)
         chunks = [{"token_range": each.tokens, "char_range": each.characters} for each in ranges[span]]
-        places = {"late_chunking": {"input_tokens": tokens[index], "chunks": chunks}}
-        yield b"," + json_bytes(places)[1:]
+        places = {"input_tokens": tokens[index], "chunks": chunks}
+        yield _embedding(index, vector_list(reply.vectors[span], encoding)) | {"late_chunking": places}
 
 
-def _multi_vectors(reply: EncodeReply, encoding: Encoding) -> Iterator[bytes]:
+def _multi_vectors(reply: EncodeReply, encoding: Encoding) -> Iterator[dict[str, Any]]:
     grids = reply.grids or (None,) * len(reply.multivector or ())
     for index, (rows, grid) in enumerate(zip(reply.multivector or (), grids, strict=True)):
-        yield from _several(index, b"embeddings", rows, encoding)
-        yield b"}" if grid is None else b',"patch_grid":' + json_bytes(msgspec.to_builtins(grid)) + b"}"
+        item = {"object": "embeddings", "index": index, "embeddings": vector_list(rows, encoding)}
+        yield item if grid is None else item | {"patch_grid": msgspec.to_builtins(grid)}
 
 
 HANDLERS = [embeddings, multi_vector, perplexity_embeddings]

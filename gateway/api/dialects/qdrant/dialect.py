@@ -33,7 +33,7 @@ from gateway.api.document.fields import CUT, QUERY, TEXTS
 from gateway.api.document.fields import MEANINGS as SHARED
 from gateway.api.server.body_bounds import too_many_inputs
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import joined, json_bytes
+from gateway.api.server.encoding import encode_json
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import ErrorFormat
 from gateway.api.server.inference_api import InferenceApi, joined_headers
@@ -152,7 +152,7 @@ def groups_of(
             )
     groups = []
     for key, places in rows.items():
-        capabilities = api.capabilities_of(key.model, Operation.EMBED)
+        capabilities = api.capabilities_of(key.model, Operation.EMBED, None)
         output = key.options.output or default_output(capabilities)
         check_options(key, output)
         groups.append(Group(key, places, output, capabilities))
@@ -225,14 +225,14 @@ def work_of(group: Group, inputs: Sequence[Sequence[Part]]) -> Work:
     return Encode(texts, frozenset({output}), prompt_name=options.prompt_name)
 
 
-def vectors_of(reply: EmbedReply | EncodeReply, options: QdrantOptions) -> Sequence[Any]:
+async def vectors_of(reply: EmbedReply | EncodeReply, options: QdrantOptions) -> Sequence[Any]:
     """Return the vector of each input of a call as JSON has it. Raises: InvalidInput."""
     if isinstance(reply, EmbedReply):
         return list(reply.vectors)
     if reply.sparse is not None:
         return [{"indices": terms.indices, "values": terms.values} for terms in reply.sparse]
     if options.dimensions is not None:
-        reply = with_dimensions(reply, options.dimensions)
+        reply = await with_dimensions(reply, options.dimensions)
     return list(reply.multivector or ())
 
 
@@ -281,20 +281,17 @@ async def infer(request: Request[QdrantRequest]) -> HttpReply:
     several = len({part.call.model for part in parts}) > 1
     name = partial(name_error, several=several)
     found = await serve_parts(request.api, request.context, parts, PARALLEL, name)
-    body = await encode(request.body.inputs, parts, found)
+    body = await encode_json(await body_of(request.body.inputs, parts, found))
     headers = joined_headers([(served, part.rows) for served, part in zip(found, parts, strict=True)])
     timeline = request.context.timeline
     timeline.lap("encode")
     return HttpReply(body, headers | {"server-timing": timeline.server_timing()})
 
 
-async def encode(
+async def body_of(
     items: Sequence[QdrantInput], parts: Sequence[CallPart], found: Sequence[Served]
-) -> memoryview:
-    """Return the reply as JSON. Other callbacks of the event loop run between its vectors.
-
-    Raises: InvalidInput.
-    """
+) -> dict[str, Any]:
+    """Return the body of a reply. Raises: InvalidInput."""
     embeddings: list[Any] = [None] * len(items)
     tokens: dict[str, int] = {}
     numbers = 0
@@ -305,18 +302,11 @@ async def encode(
         check_numbers(numbers)
         first = items[part.rows[0]]
         tokens[first.model] = tokens.get(first.model, 0) + reply.tokens
-        for row, vector in zip(part.rows, vectors_of(reply, first.options or NO_OPTIONS), strict=True):
+        vectors = await vectors_of(reply, first.options or NO_OPTIONS)
+        for row, vector in zip(part.rows, vectors, strict=True):
             embeddings[row] = vector
-    usage = json_bytes({"models": {model: {"tokens": count} for model, count in tokens.items()}})
-    return await joined(_pieces(embeddings, usage))
-
-
-def _pieces(embeddings: Sequence[Any], usage: bytes) -> Iterator[bytes]:
-    """Yield the JSON of a reply, a vector at a time."""
-    yield b'{"embeddings":['
-    for index, vector in enumerate(embeddings):
-        yield (b"," if index else b"") + json_bytes(vector)
-    yield b'],"usage":' + usage + b"}"
+    usage = {"models": {model: {"tokens": count} for model, count in tokens.items()}}
+    return {"embeddings": embeddings, "usage": usage}
 
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {

@@ -5,8 +5,9 @@ uses msgpack with numpy arrays as msgpack-numpy writes them. In msgpack the cont
 JSON, which has none, it is base64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import count
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,18 +24,19 @@ from backends.contract import (
     Output,
     Rerank,
     RerankReply,
+    Vectors,
 )
 from gateway.api.document.fields import QUERY, REFUSED, TEXTS
 from gateway.api.server.body import Integer
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import msgpack_bytes, quantize_rows
+from gateway.api.server.encoding import LazyList, msgpack_bytes, quantize_rows
 from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import ErrorFormat
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import check_instruction, check_token_vectors
 from gateway.api.wire.media import VectorOptions, embed_parts, score_parts
-from gateway.api.wire.replies import best_first
+from gateway.api.wire.replies import rank_list
 from gateway.calls import Call
 from gateway.errors import EmptyInput, GatewayError, InvalidInput
 from gateway.media.sources import PictureSource, SoundSource, SourcePart
@@ -249,7 +251,9 @@ async def decode_encode(request: Request[SieEncodeRequest]) -> Call:
         return Call(work, name, role=_role(params.options), instruction=instruction)
     texts = api.whole_texts([text_of_item(item, "items", index) for index, item in enumerate(items)], "items")
     if Output.MULTIVECTOR in outputs:
-        check_token_vectors(texts, "items", api.capabilities_of(name, Operation.ENCODE))
+        check_token_vectors(
+            texts, "items", api.capabilities_of(name, Operation.ENCODE, request.context.tenant)
+        )
     normalize = params.options is None or params.options.normalize is not False
     if not normalize and outputs != {Output.DENSE}:
         raise InvalidInput("`normalize` false is for dense output alone", param="params.options")
@@ -351,33 +355,32 @@ def check_options(options: SieOptions | None) -> None:
         )
 
 
-def encode_items(
-    reply: EmbedReply | EncodeReply, ids: Sequence[str | None], dtype: OutputDtype
-) -> list[dict[str, Any]]:
+def encode_items(reply: EmbedReply | EncodeReply, ids: Sequence[str | None], dtype: OutputDtype) -> LazyList:
     """Return the outputs of each item, with its id if it has one."""
-    columns = dict(_columns(reply, dtype))
-    return [
-        ({} if item_id is None else {"id": item_id}) | {kind: rows[index] for kind, rows in columns.items()}
-        for index, item_id in enumerate(ids)
-    ]
+    dense = reply.vectors if isinstance(reply, EmbedReply) else reply.dense
+    columns = dict(_columns(reply, dense, dtype))
+    items = (
+        ({} if item_id is None else {"id": item_id}) | dict(zip(columns, outputs, strict=True))
+        for item_id, *outputs in zip(ids, *columns.values(), strict=True)
+    )
+    return LazyList(items, len(ids), reply.numbers + (0 if dense is None else dense.size))
 
 
-def _columns(reply: EmbedReply | EncodeReply, dtype: OutputDtype) -> "list[tuple[str, list[dict[str, Any]]]]":
-    if isinstance(reply, EmbedReply):
-        return [("dense", _dense(reply.vectors, dtype))]
-    columns = []
-    if reply.dense is not None:
-        columns.append(("dense", _dense(reply.dense, dtype)))
-    if reply.sparse is not None:
-        columns.append(("sparse", [_sparse(terms.indices, terms.values, dtype) for terms in reply.sparse]))
-    if reply.multivector is not None:
-        columns.append(("multivector", [_multivector(rows, dtype) for rows in reply.multivector]))
-    return columns
+def _columns(
+    reply: EmbedReply | EncodeReply, dense: Vectors | None, dtype: OutputDtype
+) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
+    """Yield the outputs of all items by their kind."""
+    if dense is not None:
+        yield "dense", (_dense(row, dtype) for row in dense)
+    if isinstance(reply, EncodeReply):
+        if reply.sparse is not None:
+            yield "sparse", (_sparse(terms.indices, terms.values, dtype) for terms in reply.sparse)
+        if reply.multivector is not None:
+            yield "multivector", (_multivector(rows, dtype) for rows in reply.multivector)
 
 
-def _dense(vectors: Any, dtype: OutputDtype) -> list[dict[str, Any]]:
-    dims = vectors.shape[1]
-    return [{"dims": dims, "dtype": dtype, "values": row} for row in _as_dtype(vectors, dtype)]
+def _dense(row: Any, dtype: OutputDtype) -> dict[str, Any]:
+    return {"dims": len(row), "dtype": dtype, "values": _as_dtype(row, dtype)}
 
 
 def _sparse(indices: Any, values: Any, dtype: OutputDtype) -> dict[str, Any]:
@@ -408,22 +411,24 @@ def _halves(numbers: Any) -> Any:
     return numbers.astype(np.float16)
 
 
-def score_items(reply: RerankReply, ids: Sequence[str | None]) -> list[dict[str, Any]]:
+def score_items(reply: RerankReply, ids: Sequence[str | None]) -> LazyList:
     """Return the scores, best first. Equal scores stay in the request's order, unless their logits differ."""
-    scores = reply.scores.tolist()
-    names = [f"item-{index}" if item_id is None else item_id for index, item_id in enumerate(ids)]
-    return [
-        {"item_id": names[index], "score": scores[index], "rank": rank}
-        for rank, index in enumerate(best_first(reply))
-    ]
+    ranks = count()
+
+    def item(index: int, score: Any) -> dict[str, Any]:
+        item_id = ids[index]
+        name = f"item-{index}" if item_id is None else item_id
+        return {"item_id": name, "score": float(score), "rank": next(ranks)}
+
+    return rank_list(reply, None, item)
 
 
-def _reply(request: Request[Any], served: Served, value: dict[str, Any]) -> HttpReply:
+async def _reply(request: Request[Any], served: Served, value: dict[str, Any]) -> HttpReply:
     """Return the reply in JSON, or in msgpack if the Accept header has it."""
     headers = {"x-sie-request-id": request.context.request_id}
     if "msgpack" in request.context.header(b"accept").lower():
         return request.reply_bytes(served, msgpack_bytes(value), headers, MSGPACK)
-    return request.reply(served, value, headers)
+    return await request.reply(served, value, headers)
 
 
 @endpoint(
@@ -446,7 +451,7 @@ async def encode(request: Request[SieEncodeRequest]) -> HttpReply:
         "queue_ms": timeline.milliseconds("queue"),
         "inference_ms": timeline.milliseconds("upstream"),
     }
-    return _reply(request, served, {"model": served.route.model, "items": items, "timing": timing})
+    return await _reply(request, served, {"model": served.route.model, "items": items, "timing": timing})
 
 
 @endpoint(
@@ -463,7 +468,9 @@ async def score(request: Request[SieScoreRequest]) -> HttpReply:
     data = request.body
     served, reply = await request.serve(await decode_score(request), RerankReply)
     scores = score_items(reply, [item.id for item in data.items])
-    return _reply(request, served, {"model": served.route.model, "query_id": data.query.id, "scores": scores})
+    return await _reply(
+        request, served, {"model": served.route.model, "query_id": data.query.id, "scores": scores}
+    )
 
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {

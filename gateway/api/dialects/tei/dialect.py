@@ -24,6 +24,7 @@ from gateway.api.dialects.tei.operations import (
 )
 from gateway.api.document.fields import CUT, QUERY, TEXTS
 from gateway.api.server.dialect import Dialect
+from gateway.api.server.encoding import LazyList
 from gateway.api.server.endpoints import BodyForms
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
@@ -101,11 +102,13 @@ async def _serve_tokens(request: Request[TeiSparseRequest]) -> HttpReply:
             param="return_tokens",
         )
     served, reply = await request.serve(call, EncodeReply)
-    rows = [
-        dict(zip(vocabulary.tokens(terms.indices.tolist()), terms.values, strict=True))
-        for terms in reply.sparse or ()
-    ]
-    return request.reply(served, rows, compute_headers(context, reply, call))
+    sparse = reply.sparse or ()
+    rows = (
+        dict(zip(vocabulary.tokens(terms.indices.tolist()), terms.values, strict=True)) for terms in sparse
+    )
+    return await request.reply(
+        served, LazyList(rows, len(sparse), reply.numbers), compute_headers(context, reply, call)
+    )
 
 
 @endpoint("/embed_all", reply=list[list[list[float]]], description="A vector for each token of each input")

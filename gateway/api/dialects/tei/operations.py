@@ -28,7 +28,6 @@ from backends.contract import (
     RerankReply,
 )
 from gateway.api.server.body import Integer, ModelName
-from gateway.api.server.encoding import json_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import TEI
 from gateway.api.server.inference_api import InferenceApi
@@ -57,10 +56,10 @@ from gateway.api.wire.tei import (
     decode_similarity,
     decode_sparse,
     decode_token_vectors,
-    encode_predictions,
-    encode_rerank,
     is_batch,
-    term_items,
+    predictions_of,
+    rank_items,
+    term_lists,
 )
 from gateway.calls import Call
 from gateway.errors import InvalidInput
@@ -75,51 +74,50 @@ EncodeArrow: TypeAlias = Callable[[RequestContext, Any, Mapping[str, str]], Awai
 class TeiOperation(NamedTuple):
     """One operation.
 
-    kind: of its reply. encode: returns the reply to a body as JSON. arrow: as an Arrow stream, None for JSON
-    only.
+    kind: of its reply. encode: returns the reply to a body as `encode_json` takes it. arrow: as an Arrow
+    stream, None for JSON only.
     """
 
     body: type[Any]
     decode: Decode
     kind: Any
-    encode: Callable[[Any, Any], bytes]
+    encode: Callable[[Any, Any], Any]
     arrow: EncodeArrow | None = None
+
+
+def _predictions(body: PredictRequest, reply: Reply) -> Any:
+    """Return the labels of each input; without a batch, those of the only input."""
+    predictions = predictions_of(reply)
+    return predictions if is_batch(body.inputs) else next(iter(predictions))
 
 
 EMBED = TeiOperation(
     EmbedRequest,
     decode_embed,
     EmbedReply,
-    lambda _, reply: json_bytes(list(reply.vectors)),
+    lambda _, reply: reply.vectors,
     lambda context, reply, facts: arrow_stream(context, write_vectors, reply.vectors, facts),
 )
 EMBED_SPARSE = TeiOperation(
     TeiEncodeRequest,
     decode_sparse,
     EncodeReply,
-    lambda _, reply: json_bytes([term_items(terms) for terms in reply.sparse or ()]),
+    lambda _, reply: term_lists(reply.sparse or ()),
     lambda context, reply, facts: arrow_stream(context, write_sparse, reply.sparse or (), facts),
 )
 EMBED_ALL = TeiOperation(
     TeiEncodeRequest,
     decode_token_vectors,
     EncodeReply,
-    lambda _, reply: json_bytes(list(reply.token_vectors or ())),
+    lambda _, reply: reply.token_vectors or (),
 )
-SIMILARITY = TeiOperation(
-    SimilarityRequest, decode_similarity, RerankReply, lambda _, reply: json_bytes(reply.scores)
-)
-PREDICT = TeiOperation(
-    PredictRequest,
-    decode_predict,
-    ClassifyReply | RerankReply,
-    lambda body, reply: encode_predictions(reply, batch=is_batch(body.inputs)),
-)
+SIMILARITY = TeiOperation(SimilarityRequest, decode_similarity, RerankReply, lambda _, reply: reply.scores)
+PREDICT = TeiOperation(PredictRequest, decode_predict, ClassifyReply | RerankReply, _predictions)
 RERANK = TeiOperation(
     TeiRerankRequest,
     decode_rerank,
     RerankReply,
-    lambda body, reply: encode_rerank(reply, body.texts if body.return_text else None),
+    lambda body, reply: rank_items(reply, body.texts if body.return_text else None),
 )
 
 
@@ -134,8 +132,8 @@ async def answer(request: Request[Any], operation: TeiOperation, model: str | No
         facts = facts_of(served.route.model, reply.tokens)
         stream, media_type = await operation.arrow(context, reply, facts)
         return request.reply_bytes(served, stream, compute_headers(context, reply, call), media_type)
-    encoded = operation.encode(body, reply)
-    return request.reply_bytes(served, encoded, compute_headers(context, reply, call))
+    value = operation.encode(body, reply)
+    return await request.reply(served, value, compute_headers(context, reply, call))
 
 
 endpoint = partial(inference, errors=TEI, tags=["TEI"])
@@ -185,12 +183,14 @@ def default_of(operations: frozenset[Operation], outputs: frozenset[Output]) -> 
     return EMBED
 
 
-def operation_of(data: DefaultRequest, model: str, api: InferenceApi) -> TeiOperation:
+def operation_of(
+    data: DefaultRequest, model: str, context: RequestContext, api: InferenceApi
+) -> TeiOperation:
     """Return the operation of a body: the model's default, or similarity.
 
     Raises: the errors of `InferenceApi.capabilities_of`.
     """
-    capabilities = api.capabilities_of(model, Operation.EMBED)
+    capabilities = api.capabilities_of(model, Operation.EMBED, context.tenant)
     if isinstance(data.inputs, SimilarityInputs):
         return SIMILARITY
     return default_of(capabilities.operations, capabilities.outputs) if capabilities else EMBED
@@ -204,7 +204,7 @@ def body_of(data: DefaultRequest, operation: TeiOperation) -> Any:
 async def _serve(request: Request[DefaultRequest]) -> HttpReply:
     data, api = request.body, request.api
     model = request.model or api.gateway.routes.root_model(request.context.tenant)
-    operation = operation_of(data, model, api)
+    operation = operation_of(data, model, request.context, api)
     return await answer(Request(body_of(data, operation), request.context, api), operation, model)
 
 
@@ -262,7 +262,7 @@ async def decode_instance(data: DefaultRequest, context: RequestContext, api: In
     Raises: EmptyInput, InvalidInput, and the errors of `operation_of`.
     """
     model = data.model or api.gateway.routes.root_model(context.tenant)
-    operation = operation_of(data, model, api)
+    operation = operation_of(data, model, context, api)
     if data.query is not UNSET and data.texts is not UNSET:
         operation = RERANK
     elif operation is RERANK:
@@ -312,8 +312,8 @@ def part_of(reply: Reply, start: int, stop: int) -> Reply:
     return reply
 
 
-def encode_parts(instances: list[Instance], reply: Reply) -> list[bytes]:
-    """Return the prediction of each instance of one call as JSON."""
+def encode_parts(instances: list[Instance], reply: Reply) -> list[Any]:
+    """Return the prediction of each instance of one call."""
     parts, start = [], 0
     for instance in instances:
         stop = start + len(instance.call.work.inputs)
@@ -346,7 +346,7 @@ async def vertex(request: Request[VertexRequest]) -> HttpReply:
     api.check_count(len(bodies), "instances")
     instances = [await decode_instance(body, context, api) for body in bodies]
     api.check_count(sum(len(instance.call.work.inputs) for instance in instances), "instances")
-    predictions: list[bytes] = []
+    predictions: list[Any] = []
     inputs: list[int] = []
     served: list[Served] = []
     for members in groups_of(instances):
@@ -357,7 +357,7 @@ async def vertex(request: Request[VertexRequest]) -> HttpReply:
     context.inputs, context.tokens = sum(inputs), sum(part.reply.tokens for part in served)
     truncated = truncated_in([part.reply.truncated for part in served], inputs)
     last = replace(served[-1], reply=replace(served[-1].reply, truncated=truncated))
-    return request.reply_bytes(last, b'{"predictions":[' + b",".join(predictions) + b"]}")
+    return await request.reply(last, {"predictions": predictions})
 
 
 HANDLERS = [default, invocations, vertex]

@@ -49,7 +49,7 @@ async def tokenize(request: Request[TokenizeRequest]) -> HttpReply:
     if data.prompt is UNSET:
         return request.reply_bytes(served, msgspec.json.encode(reply.inputs))
     (tokens,) = reply.inputs
-    capabilities = api.capabilities_of(served.route.model, Operation.TOKENIZE)
+    capabilities = api.capabilities_of(served.route.model, Operation.TOKENIZE, served.tenant)
     max_tokens = capabilities.max_input_tokens if capabilities else None
     texts = [token.text for token in tokens] if data.return_token_strs else None
     token_list = TokenList(len(tokens), max_tokens, [token.id for token in tokens], texts)

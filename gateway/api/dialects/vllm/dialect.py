@@ -24,6 +24,7 @@ from gateway.api.dialects.vllm.pooling import PoolingRequest, endpoint
 from gateway.api.document.fields import NORMALIZE, PACKED, QUERY, TEXTS, of_texts
 from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.dialect import Dialect
+from gateway.api.server.encoding import LazyList
 from gateway.api.server.error_bodies import VLLM, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
@@ -178,9 +179,9 @@ async def decode_classify(request: Request[VllmClassifyRequest]) -> Call:
     return data.call(data.with_chat(Classify(texts, raw_scores=data.is_raw())), model)
 
 
-def class_items(reply: ClassifyReply) -> list[Any]:
+def class_items(reply: ClassifyReply) -> LazyList:
     """Return the classes of each input by class id, with the name of the likeliest."""
-    return [
+    items = (
         {
             "index": index,
             "label": reply.labels[int(row.argmax())],
@@ -188,7 +189,8 @@ def class_items(reply: ClassifyReply) -> list[Any]:
             "num_classes": len(reply.labels),
         }
         for index, row in enumerate(reply.scores)
-    ]
+    )
+    return LazyList(items, len(reply.scores), reply.scores.size)
 
 
 @endpoint("/score", "/v1/score", reply=VllmScoreResponse, description="A score for each pair")
@@ -198,8 +200,8 @@ async def score(request: Request[VllmScoreRequest]) -> HttpReply:
     Returns one score for each pair, in the order of the pairs.
     """
     served, reply = await request.serve(await decode_score(request), RerankReply)
-    items = [{"index": index, "object": "score", "score": value} for index, value in enumerate(reply.scores)]
-    return reply_with(request, served, "score", items)
+    items = ({"index": index, "object": "score", "score": value} for index, value in enumerate(reply.scores))
+    return await reply_with(request, served, "score", LazyList(items, len(reply.scores)))
 
 
 @endpoint("/classify", reply=VllmClassifyResponse, description="The classes of each input")
@@ -209,7 +211,7 @@ async def classify(request: Request[VllmClassifyRequest]) -> HttpReply:
     Returns the likeliest label of each input, and the probabilities of all classes.
     """
     served, reply = await request.serve(await decode_classify(request), ClassifyReply)
-    return reply_with(request, served, "classify", class_items(reply))
+    return await reply_with(request, served, "classify", class_items(reply))
 
 
 class DetokenizeRequest(msgspec.Struct):

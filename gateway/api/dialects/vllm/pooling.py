@@ -4,7 +4,7 @@ Source: vLLM 0.33, entrypoints/pooling; older names of the same fields are accep
 """
 
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -19,7 +19,6 @@ from backends.contract import (
     EncodeReply,
     Operation,
     Output,
-    Vectors,
 )
 from backends.contract.vectors import shape_vectors
 from gateway.api.server.body import Integer, ModelName
@@ -27,6 +26,7 @@ from gateway.api.server.encoding import (
     BYTES,
     EmbedDtype,
     Endianness,
+    LazyList,
     NumberFormat,
     VectorFormat,
     base64_numbers,
@@ -83,7 +83,7 @@ async def decode_pooling(request: Request[PoolingRequest]) -> Call:
     if data.dimensions is not None:
         raise InvalidInput("`dimensions` is not supported at this path", param="dimensions")
     model = request.model or api.gateway.routes.root_model(request.context.tenant)
-    capabilities = api.capabilities_of(model, Operation.EMBED)
+    capabilities = api.capabilities_of(model, Operation.EMBED, request.context.tenant)
     task = data.task or task_of(capabilities)
     operation = OPERATION_OF.get(task)
     if operation is None:
@@ -141,23 +141,30 @@ def pooling_work(
     return Encode(texts, frozenset({Output.MULTIVECTOR if late else Output.TOKENS}))
 
 
-def pooled_rows(reply: EmbedReply | ClassifyReply | EncodeReply, *, raw: bool) -> list[Vectors]:
+def pooled_rows(reply: EmbedReply | ClassifyReply | EncodeReply, *, raw: bool) -> LazyList:
     """Return for each input its vector, its classes, or a vector for each token."""
-    if isinstance(reply, EmbedReply):
-        return list(reply.vectors)
-    if isinstance(reply, ClassifyReply):
-        return list(reply.scores)
+    if not isinstance(reply, EncodeReply):
+        rows = reply.vectors if isinstance(reply, EmbedReply) else reply.scores
+        return LazyList(rows, len(rows), rows.size)
     if reply.multivector is not None:
-        return list(reply.multivector)
+        return LazyList(reply.multivector, len(reply.multivector), reply.numbers)
+    matrices = reply.token_vectors or ()
     # vLLM returns token vectors of length 1 unless the request asks for raw ones.
-    token_vectors = reply.token_vectors or ()
-    return [rows if raw else shape_vectors(rows, dimensions=None, normalize=True) for rows in token_vectors]
+    shaped = (rows if raw else shape_vectors(rows, dimensions=None, normalize=True) for rows in matrices)
+    return LazyList(shaped, len(matrices), reply.numbers)
 
 
-def pooling_items(rows: list[Vectors], numbers: NumberFormat | None) -> list[Any]:
+def pooling_items(rows: LazyList, numbers: NumberFormat | None) -> LazyList:
     """Return the rows as vLLM lists them. numbers: the format of rows in base64; None is plain JSON."""
-    values: list[Any] = list(rows) if numbers is None else [base64_numbers(row, numbers) for row in rows]
-    return [{"index": index, "object": "pooling", "data": value} for index, value in enumerate(values)]
+    items = (
+        {
+            "index": index,
+            "object": "pooling",
+            "data": row if numbers is None else base64_numbers(row, numbers),
+        }
+        for index, row in enumerate(rows)
+    )
+    return LazyList(items, len(rows), rows.size)
 
 
 @endpoint(
@@ -177,9 +184,9 @@ async def pooling(request: Request[PoolingRequest]) -> HttpReply:
     rows = pooled_rows(reply, raw=data.is_raw())
     numbers = NumberFormat(data.embed_dtype, data.endianness)
     if data.encoding_format in BYTES:
-        return reply_packed(request, served, rows, numbers)
+        return await reply_packed(request, served, rows, numbers)
     items = pooling_items(rows, numbers if data.encoding_format == "base64" else None)
-    return reply_with(request, served, "pooling", items)
+    return await reply_with(request, served, "pooling", items)
 
 
 HANDLERS = [pooling]

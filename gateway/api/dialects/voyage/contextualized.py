@@ -5,7 +5,8 @@ by default; Perplexity's client perplexityai 0.36.0, whose embeddings are bytes 
 Rule: no document is split. One that is longer than the model is refused, as both vendors do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from itertools import count
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,10 +16,9 @@ from backends.contract import ChunkSize, EmbedChunks, EmbedChunksReply, Operatio
 from gateway.api.server.body import INTEGER_MAX, ModelName
 from gateway.api.server.encoding import (
     Encoding,
+    LazyList,
     PackedFormat,
     QuantizedType,
-    joined,
-    json_bytes,
     packed_type,
 )
 from gateway.api.server.endpoints import inference
@@ -26,7 +26,7 @@ from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions, check_token_vectors
-from gateway.api.wire.replies import encoded_vectors
+from gateway.api.wire.replies import vector_list
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 
@@ -168,7 +168,7 @@ def decode_contextualized(request: Request[ContextualizedRequest]) -> Call:
     for index, chunks in enumerate(documents):
         if not chunks or "" in chunks:
             raise EmptyInput(f"`{field}` {index} has no chunk, or an empty one", param=field)
-    capabilities = api.capabilities_of(model, Operation.EMBED)
+    capabilities = api.capabilities_of(model, Operation.EMBED, request.context.tenant)
     if capabilities is not None and not capabilities.late_chunking:
         raise InvalidInput(
             "this model embeds no chunks in the context of their document: that needs mean pooling "
@@ -223,24 +223,24 @@ async def _serve(request: Request[ContextualizedRequest]) -> HttpReply:
     call = decode_contextualized(request)
     served, reply = await request.serve(call, EmbedChunksReply)
     usage = {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens}
-    rest: dict[str, Any] = {"object": "list", "model": served.route.model, "usage": usage}
+    body: dict[str, Any] = {"object": "list", "model": served.route.model, "usage": usage}
     if reply.ranges is not None:
-        rest["chunker_version"] = CHUNKER_VERSION
-    return request.reply_bytes(served, await joined(pieces_of(reply, data.documents(), encoding, rest)))
+        body["chunker_version"] = CHUNKER_VERSION
+    return await request.reply(served, body | {"data": items_of(reply, data.documents(), encoding)})
 
 
-def pieces_of(
-    reply: EmbedChunksReply, documents: Documents, encoding: Encoding, rest: dict[str, Any]
-) -> Iterator[bytes]:
-    """Yield the JSON of a reply, a vector at a time. rest: its fields besides the vectors."""
-    yield json_bytes(rest)[:-1] + b',"data":['
-    for index, (span, document) in enumerate(zip(reply.spans, documents, strict=True)):
-        yield (b"," if index else b"") + b'{"object":"list","index":%d,"data":[' % index
-        for row, vector in enumerate(encoded_vectors(reply.vectors[span], encoding)):
-            item = {"object": "embedding", "index": row, "embedding": vector}
+def items_of(reply: EmbedChunksReply, documents: Documents, encoding: Encoding) -> LazyList:
+    """Return the vectors of the chunks of each document, with their texts if the gateway made the chunks."""
+
+    def document_item(index: int, span: slice, document: Sequence[str]) -> dict[str, Any]:
+        def item(row: int, vector: Any) -> dict[str, Any]:
+            found = {"object": "embedding", "index": row, "embedding": vector}
             if reply.ranges is not None:
                 start, stop = reply.ranges[span.start + row].characters or (0, 0)
-                item["text"] = document[0][start:stop]
-            yield (b"," if row else b"") + json_bytes(item)
-        yield b"]}"
-    yield b"]}"
+                found["text"] = document[0][start:stop]
+            return found
+
+        return {"object": "list", "index": index, "data": vector_list(reply.vectors[span], encoding, item)}
+
+    items = map(document_item, count(), reply.spans, documents)
+    return LazyList(items, len(documents), reply.vectors.size)

@@ -17,13 +17,14 @@ from gateway.api.dialects.voyage.contextualized import (
 from gateway.api.document.fields import TEXTS
 from gateway.api.server.body import ModelName
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import Encoding, QuantizedType, encoded_rows
+from gateway.api.server.encoding import Encoding, QuantizedType
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions
 from gateway.api.wire.media import VectorOptions, check_sole_content, embed_inputs, one_text
+from gateway.api.wire.replies import vector_list
 from gateway.calls import Call, Work
 from gateway.errors import InvalidInput
 from gateway.media.sources import PictureSource, SourcePart
@@ -141,17 +142,18 @@ async def multimodal_embeddings(request: Request[MultimodalRequest]) -> HttpRepl
     data, call = request.body, await decode_multimodal(request)
     served, reply = await request.serve(call, EmbedReply)
     encoding = Encoding((data.output_dtype or "float",), packed=data.output_encoding is not None)
-    items = encoded_rows(reply.vectors, encoding)
-    embeddings = [
-        {"object": "embedding", "embedding": item, "index": index} for index, item in enumerate(items)
-    ]
+    embeddings = vector_list(
+        reply.vectors,
+        encoding,
+        lambda index, row: {"object": "embedding", "embedding": row, "index": index},
+    )
     body = {
         "object": "list",
         "data": embeddings,
         "model": served.route.model,
         "usage": msgspec.to_builtins(usage_of(call.work, reply)),
     }
-    return request.reply(served, body)
+    return await request.reply(served, body)
 
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {

@@ -128,7 +128,7 @@ def _compare_pooling(asked: Pooling, request: Request[VectorsRequest]) -> None:
     Raises: InvalidInput, and the errors of `InferenceApi.capabilities_of`.
     """
     context, api = request.context, request.api
-    capabilities = api.capabilities_of(request.model, Operation.EMBED)
+    capabilities = api.capabilities_of(request.model, Operation.EMBED, context.tenant)
     if capabilities is not None and capabilities.pooling == POOLING_OF[asked]:
         return
     if api.refuses_unknown_fields:
@@ -151,7 +151,7 @@ async def vectors(request: Request[VectorsRequest]) -> HttpReply:
         body |= {"text": request.body.text, "vector": rows[0], "dim": rows.shape[1]}
     else:
         body["vectors"] = rows
-    return request.reply(served, body)
+    return await request.reply(served, body)
 
 
 async def decode_vectorize(request: Request[VectorizeRequest]) -> Call:
@@ -188,7 +188,7 @@ async def vectorize(request: Request[VectorizeRequest]) -> HttpReply:
     body = {"textVectors": rows[:images_from], "imageVectors": rows[images_from:sound_from]}
     if data.audio:
         body["audioVectors"] = rows[sound_from:]
-    return request.reply(served, body)
+    return await request.reply(served, body)
 
 
 @get(
