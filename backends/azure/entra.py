@@ -21,7 +21,7 @@ from backends.http.credentials import (
     silence,
     without_secrets,
 )
-from backends.http.egress import proxy_of, proxy_passwords
+from backends.http.egress import identity_proxy, proxy_passwords
 
 SCOPE = "https://cognitiveservices.azure.com/.default"
 # Of clouds with hosts of their own: the governments' of the United States, and China's.
@@ -63,12 +63,12 @@ def entra_token(spec: ReplicaSpec) -> BearerToken:
     except ImportError as error:
         raise ModelUnavailable("`azure.entra` needs the extra `azure`") from error
     silence("azure", "msal")
-    options, scope = _options(spec), scope_of(spec.address)
+    scope = scope_of(spec.address)
     kept: list[DefaultAzureCredential] = []
 
     def fetch() -> AccessToken[str]:
         if not kept:
-            kept.append(DefaultAzureCredential(**options))
+            kept.append(DefaultAzureCredential(**_options(spec)))
         try:
             token = kept[0].get_token(scope)
         except ClientAuthenticationError as error:
@@ -110,7 +110,8 @@ def _options(spec: ReplicaSpec) -> dict[str, Any]:
     options: dict[str, Any] = {"use_env_settings": False, "retry_total": 1}
     options |= dict.fromkeys(("connection_timeout", "read_timeout"), FETCH_TIMEOUT_S / 2)
     host = os.environ.get("AZURE_AUTHORITY_HOST") or AUTHORITY
-    if (proxy := proxy_of(host if "://" in host else f"https://{host}", spec.proxy)) is not None:
+    proxy = identity_proxy(host if "://" in host else f"https://{host}", spec.proxy)
+    if proxy is not None:
         options["proxies"] = {"https": proxy}
     if spec.tls.ca is not None:
         options["connection_verify"] = spec.tls.ca

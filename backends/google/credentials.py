@@ -21,7 +21,7 @@ from backends.http.credentials import (
     silence,
     without_secrets,
 )
-from backends.http.egress import proxy_of, proxy_passwords
+from backends.http.egress import identity_proxy, proxy_passwords
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TOKEN_ADDRESS = "https://oauth2.googleapis.com"  # noqa: S105 - an address, not a secret
@@ -58,7 +58,7 @@ class _Tokens:
         self._credentials: Any = None
 
     def fetch(self) -> AccessToken[str]:
-        """Return a new token; this blocks. Raises: CredentialRefused."""
+        """Return a new token; this blocks. Raises: CredentialRefused, ReplicaUnavailable."""
         if self._session is None:
             self._session = _session(self._spec)
         request = _request(self._session)
@@ -83,7 +83,7 @@ def _session(spec: ReplicaSpec) -> Any:
 
     session = requests.Session()
     session.trust_env = False
-    proxy = proxy_of(TOKEN_ADDRESS, spec.proxy)
+    proxy = identity_proxy(TOKEN_ADDRESS, spec.proxy)
     if proxy is not None:
         session.proxies = {"https": proxy}
     if spec.tls.ca is not None:

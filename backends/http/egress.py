@@ -46,6 +46,17 @@ def proxy_of(address: str, configured: str | None = None) -> str | None:
     return found if "://" in found else f"http://{found}"
 
 
+def identity_proxy(address: str, configured: str | None) -> str | None:
+    """Return the proxy for an identity service, as `proxy_of`.
+
+    Raises: ReplicaUnavailable, if it is no address.
+    """
+    proxy = proxy_of(address, configured)
+    if proxy is not None and not _is_proxy(proxy):
+        raise ReplicaUnavailable(NO_ADDRESS)
+    return proxy
+
+
 def proxy_passwords(configured: str | None) -> list[str]:
     """Return the passwords of the proxies that a library may use. configured: as in `proxy_of`."""
     urls = [configured] if configured is not None else getproxies().values()

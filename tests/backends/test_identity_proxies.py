@@ -9,7 +9,7 @@ import pytest
 from backends.azure.entra import entra_token
 from backends.bedrock.signing import AwsAuthorizer
 from backends.contract import ReplicaSpec, TlsFiles
-from backends.contract.errors import CredentialRefused
+from backends.contract.errors import CredentialRefused, ReplicaUnavailable
 from backends.google.credentials import bearer_token
 from backends.http.client import Authorizer, OutgoingRequest
 from tests.backends.test_connect_failures import closed_port
@@ -135,3 +135,17 @@ async def test_a_refused_proxy_of_an_identity_is_one_reason_without_the_password
     assert [] == identity.issued
     assert "wrong-password" not in caught.value.explanation
     assert "proxy" in caught.value.explanation.lower()
+
+
+@pytest.mark.parametrize("open_identity", [google, azure])
+@pytest.mark.parametrize("proxy", ["http://", "squid://proxy:1", "http://proxy:port"])
+async def test_an_identity_behind_a_proxy_that_is_no_address_has_the_reason(
+    open_identity: Open, proxy: str, environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment.setenv("HTTPS_PROXY", proxy)
+    authorizer = open_identity(
+        ReplicaSpec("https://api.test"), "https://identity.test", tmp_path, environment
+    )
+    with pytest.raises(ReplicaUnavailable, match="no address such as"):
+        await authorizer.headers(REQUEST)
+    await authorizer.aclose()
