@@ -21,6 +21,8 @@ SURFACES: Mapping[str, tuple[str, ...]] = {
     "botocore": ("backends/test_bedrock.py",),
     "azure-identity": ("backends/test_clouds.py",),
     "google-auth": ("backends/test_google.py",),
+    # Of google-auth's requests, through a proxy.
+    "pysocks": ("backends/test_identity_proxies.py",),
     # Its errors, its limits, and transports of our own.
     "httpx": ("backends/test_http.py", "backends/test_http_connections.py", "unit/test_bench.py"),
     "huggingface-hub": ("backends/test_hub_fetch.py", "backends/test_checkpoints.py"),
