@@ -69,6 +69,7 @@ PLAIN_PATHS = frozenset(
         "/load",
         "/metrics",
         "/openapi.json",
+        "/openai/embeddings",
         "/openai/models",
         "/openai/v1/embeddings",
         "/openai/v1/models",

@@ -100,6 +100,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/api/embeddings": ollama.OllamaEmbeddingsRequest,
     "/api/show": ollama.OllamaShowRequest,
     "/openai/v1/embeddings": openai.OpenAIEmbeddingsRequest,
+    "/openai/embeddings": openai.OpenAIEmbeddingsRequest,
     "/openai/deployments/{name}/embeddings": openai.OpenAIEmbeddingsRequest,
     "/v1/models/{name}:embedContent": gemini.EmbedContentRequest,
     "/v1/models/{name}:batchEmbedContents": gemini.BatchEmbedContentsRequest,

@@ -189,6 +189,7 @@ BODIES: dict[str, Any] = {
     "/v1/embeddings": EMBEDS,
     "/v1/multi-vector": EMBEDS,
     "/openai/v1/embeddings": EMBEDS,
+    "/openai/embeddings": EMBEDS,
     "/perplexity/v1/embeddings": EMBEDS,
     "/embed": {"inputs": TEXTS},
     "/embed_all": {"inputs": TEXTS},

@@ -448,6 +448,7 @@ async def multi_vector(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
 
 @inference(
     "/openai/v1/embeddings",
+    "/openai/embeddings",
     "/openai/deployments/{name:str}/embeddings",
     errors=OPENAI,
     reply=OpenAIEmbeddingsResponse,
