@@ -172,7 +172,7 @@ def test_does_not_accept_differing_replicas(
         (["tei", "--accept"], "kept in the gateway's memory"),
         (["tei_rerank"], "tei_rerank: it embeds nothing"),
         (["tei", "--texts", "/nowhere/texts"], "cannot be read: No such file"),
-        (["tei", "--timeout", "0"], "tei: no answer within 0 s"),
+        (["tei", "--timeout", "0.000001"], "tei: no answer within 0 s"),
     ],
 )
 def test_verify_command_reports_failures_in_one_line(alone: Place, words: list[str], expected: str) -> None:
