@@ -152,7 +152,7 @@ class HttpxTransport:
             await transport.aclose()
 
     async def _close_left(self) -> None:
-        # Looked for anew after each: another request may close some meanwhile.
+        # Looked for again after each: another request may close some meanwhile.
         while (left := self._one_left()) is not None:
             del self._in_flight[left]
             await left.aclose()

@@ -97,10 +97,10 @@ class SqliteFile:
         except sqlite3.DatabaseError:
             # Processes that start together find the damage together, and only one may put the file aside.
             with lock_private(lock):
-                self._connection = self._connect_anew(self._path)
+                self._connection = self._connect_alone(self._path)
         return self._connection
 
-    def _connect_anew(self, path: Path) -> sqlite3.Connection:
+    def _connect_alone(self, path: Path) -> sqlite3.Connection:
         """Connect to a file that was no database, or damaged, while no other process opens it.
 
         It stays for the operator to look at, unless another process has put it aside by now.
