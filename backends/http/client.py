@@ -59,6 +59,8 @@ NUMBER_BYTES_MAX = 32
 ROW_BYTES_MAX = NUMBER_BYTES_MAX * ROW_VALUES_MAX
 # Of a reply besides its numbers: names of fields, the usage, an error page.
 REPLY_EXTRA_BYTES = 1024 * 1024
+# Of requests whose constant parts are kept. Some paths have the id of a request, and come once.
+TEMPLATES_MAX = 64
 
 
 def secrets_of(headers: Mapping[str, str]) -> list[bytes]:
@@ -280,13 +282,15 @@ class UpstreamClient:
         return UpstreamResponse(raw.status, headers, body.removeprefix(BOM))
 
     def _template(self, method: str, path: str, content_type: str | None) -> RequestTemplate:
-        """Return the request line and constant headers, built once per method, path and content type."""
+        """Return the request line and constant headers, kept for each method, path and content type."""
         template = self._templates.get((method, path, content_type))
         if template is None:
             url = httpx.URL(self.base_url + path)
             typed = {} if content_type is None else {"content-type": content_type}
             host = {"host": url.netloc.decode()}
             template = request_template(method, url, httpx.Headers({**host, **self._headers, **typed}))
+            if len(self._templates) >= TEMPLATES_MAX:
+                self._templates.clear()
             self._templates[method, path, content_type] = template
         return template
 

@@ -152,10 +152,14 @@ class HttpxTransport:
             await transport.aclose()
 
     async def _close_left(self) -> None:
-        left = [other for other, count in self._in_flight.items() if not count and other is not self._current]
-        for transport in left:
-            del self._in_flight[transport]
-            await transport.aclose()
+        # Looked for again after each: another request may close some meanwhile.
+        while (left := self._one_left()) is not None:
+            del self._in_flight[left]
+            await left.aclose()
+
+    def _one_left(self) -> httpx.AsyncBaseTransport | None:
+        counts = self._in_flight.items()
+        return next((other for other, count in counts if not count and other is not self._current), None)
 
 
 async def _read(response: httpx.Response, bound: int) -> RawResponse:

@@ -67,15 +67,17 @@ def open_private(path: Path) -> IO[str]:
     return os.fdopen(descriptor, "r+", encoding="ascii")
 
 
-def lock_private(path: Path, *, wait: bool = True) -> IO[str]:
+def lock_private(path: Path, *, wait: bool = True, shared: bool = False) -> IO[str]:
     """Return a file that keeps a lock until it is closed; its folder is made if it is missing.
 
-    Raises: OSError; BlockingIOError if another process has the lock, and this one does not wait.
+    shared: with others that share it. Raises: OSError; BlockingIOError if another process has the lock, and
+    this one does not wait.
     """
     make_private_folder(path.parent)
     lock = open_private(path)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(lock, kind | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         lock.close()
         raise

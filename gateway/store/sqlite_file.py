@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.config.state_folder import make_private, make_private_folder
+from gateway.config.state_folder import lock_private, make_private, make_private_folder
 from gateway.store.errors import StoreUnavailable
 
 IN_MEMORY = ":memory:"
@@ -85,19 +85,35 @@ class SqliteFile:
         self._thread.shutdown(wait=False)
 
     def _open(self) -> sqlite3.Connection:
+        if self._path is None:
+            self._connection = self._connect()
+            return self._connection
+        lock = self._path.with_suffix(".lock")
         try:
-            self._connection = self._connect()
-        except sqlite3.DatabaseError as error:
-            if self._path is None or isinstance(error, sqlite3.OperationalError):
-                raise
-            # The file is no database, or damaged. It stays for the operator to look at.
-            aside = self._path.with_suffix(".unreadable")
-            self._path.replace(aside)
-            logger.warning(
-                "%s is unreadable (%s): an empty one replaces it; see %s", self._path, error, aside
-            )
-            self._connection = self._connect()
+            with lock_private(lock, shared=True):
+                self._connection = self._connect()
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:
+            # Processes that start together find the damage together, and only one may put the file aside.
+            with lock_private(lock):
+                self._connection = self._connect_alone(self._path)
         return self._connection
+
+    def _connect_alone(self, path: Path) -> sqlite3.Connection:
+        """Connect to a file that was no database, or damaged, while no other process opens it.
+
+        It stays for the operator to look at, unless another process has put it aside by now.
+        """
+        try:
+            return self._connect()
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as error:
+            aside = path.with_suffix(".unreadable")
+            path.replace(aside)
+            logger.warning("%s is unreadable (%s): an empty one replaces it; see %s", path, error, aside)
+            return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
         if self._path is not None:

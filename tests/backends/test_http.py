@@ -16,7 +16,7 @@ from backends.contract.errors import (
     ReplicaUnavailable,
 )
 from backends.http import connection, connection_pool
-from backends.http.client import ConnectionOptions, UpstreamClient, countdown
+from backends.http.client import TEMPLATES_MAX, ConnectionOptions, UpstreamClient, countdown
 from backends.http.responses import FRAMING_LIMIT_BYTES, HEAD_LIMIT_BYTES, ResponseReader
 from tests.backends.test_connect_failures import closed_port
 from tests.fakes.http_servers import (
@@ -40,6 +40,14 @@ def failing_client(error: Exception) -> UpstreamClient:
         raise error
 
     return UpstreamClient("http://x", transport=httpx.MockTransport(handle))
+
+
+async def test_paths_that_come_once_are_not_kept() -> None:
+    client = UpstreamClient("http://once.test", transport=httpx.MockTransport(lambda _: httpx.Response(200)))
+    for number in range(1000):
+        await client.get(f"/status/{number}", 1.0)
+    kept = [each for each in gc.get_objects() if isinstance(each, connection_pool.RequestTemplate)]
+    assert 0 < sum(each.url.host == "once.test" for each in kept) <= TEMPLATES_MAX
 
 
 @pytest.mark.parametrize(

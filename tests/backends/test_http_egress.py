@@ -426,6 +426,45 @@ async def test_dropped_connections_are_not_used_again() -> None:
         await client.aclose()
 
 
+class SlowToClose(httpx.AsyncBaseTransport):
+    """Transport that answers once it may, and whose end takes a turn of the loop. ends: how often it came."""
+
+    def __init__(self, may_answer: asyncio.Event) -> None:
+        self._may_answer = may_answer
+        self.ends = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await self._may_answer.wait()
+        return httpx.Response(200, request=request)
+
+    async def aclose(self) -> None:
+        await asyncio.sleep(0)
+        self.ends += 1
+
+
+async def test_requests_at_once_close_each_dropped_transport_once() -> None:
+    opened: list[SlowToClose] = []
+    may_answer = asyncio.Event()
+
+    def open_transport() -> SlowToClose:
+        opened.append(SlowToClose(may_answer))
+        return opened[-1]
+
+    client = UpstreamClient("http://x.test", transport=HttpxTransport(open_transport))
+    first = []
+    for count in (1, 2):
+        first.append(asyncio.create_task(client.get("/", PATIENCE_S)))
+        await until(lambda count=count: len(opened) == count)
+        client.drop_connections()
+    may_answer.set()
+    await asyncio.gather(*first)
+
+    replies = await asyncio.gather(*(client.get("/", PATIENCE_S) for _ in range(3)))
+    await client.aclose()
+    assert [reply.status for reply in replies] == [200, 200, 200]
+    assert [transport.ends for transport in opened] == [1, 1, 1]
+
+
 async def test_error_bodies_show_no_password_of_the_proxy() -> None:
     proxy = f"http://{USER}:{PASSWORD}@proxy.test:3128"
     sent = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()

@@ -20,6 +20,7 @@ from gateway.batches.store import (
 )
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
+from gateway.store.sqlite_file import SqliteFile
 from tests.quotas.redis_server import RedisServer
 from tests.waiting import PATIENCE_S
 
@@ -388,3 +389,23 @@ async def test_a_damaged_file_is_put_aside(
     with pytest.raises(StoreUnavailable, match=r"jobs\.sqlite cannot be used: File exists"):
         await broken.beat()
     await broken.aclose()
+
+
+async def test_stores_that_open_a_damaged_file_together_share_its_successor(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    first = SqliteFile(path, "CREATE TABLE IF NOT EXISTS texts (text)", 1, ())
+    await first.change("INSERT INTO texts VALUES (?)", *((f"{i:0>1000}",) for i in range(20_000)))
+    await first.aclose()
+    content = path.read_bytes()
+    # A page near the end, so that all find it while each still checks those before it.
+    at = len(content) - 10 * 4096
+    damaged = content[:at] + b"\xff" * 4096 + content[at + 4096 :]
+    path.write_bytes(damaged)
+
+    files = [SqliteFile(path, "CREATE TABLE IF NOT EXISTS texts (text)", 1, ()) for _ in range(4)]
+    await asyncio.gather(*(file.change("INSERT INTO texts VALUES (?)", ("new",)) for file in files))
+    found = [await file.rows("SELECT text FROM texts") for file in files]
+    for file in files:
+        await file.aclose()
+    assert found == [[("new",)] * 4] * 4
+    assert path.with_suffix(".unreadable").read_bytes() == damaged
