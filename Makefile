@@ -163,7 +163,7 @@ test-browser: .venv/installed-browser .venv/installed-docs ## test the page at /
 	@touch $@
 
 test-lowest: .venv-lowest/installed ## run the tests of each library's surface with the lowest allowed versions
-	$(TEST_ENV) .venv-lowest/bin/python -m pytest --lowest tests/unit tests/api tests/backends tests/quotas $(PARALLEL)
+	$(TEST_ENV) .venv-lowest/bin/python -m pytest --lowest tests/unit tests/api tests/backends tests/quotas $(PARALLEL) $(SELECTED)
 
 fuzz: .venv/installed-dev ## send more than 10,000 generated requests to the documented paths; some minutes
 	FUZZ_CASES=$(or $(FUZZ_CASES),500) $(BIN)/python -m pytest tests/api/test_fuzz.py tests/api/test_fuzzed_connections.py tests/backends/test_fuzzed_replies.py
