@@ -154,7 +154,7 @@ async def test_removes_what_has_expired(boot: Boots, tmp_path: Path, often: None
         await until(has_none)
 
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}  # noqa: ASYNC240
-    assert left - {"batches.sqlite-wal", "batches.sqlite-shm"} == {IDENTITY, "batches.sqlite"}
+    assert left - {"batches.sqlite-wal", "batches.sqlite-shm"} == {IDENTITY, "batches.lock", "batches.sqlite"}
 
 
 async def test_forgets_uploads_of_killed_gateways(
