@@ -432,7 +432,7 @@ async def test_a_wide_body_is_refused_before_it_is_decoded(
 
     assert reply.status_code in (400, 422)
     assert "the body has more than" in reply.text
-    assert 4 * len(body) > peak_bytes
+    assert 3 * len(body) > peak_bytes
 
 
 async def test_a_wide_msgpack_body_is_refused_before_it_is_decoded(boot: Boots) -> None:
